@@ -1,0 +1,122 @@
+"""The attention of a block of queries on the device, tile by tile.
+
+MLX's fused attention returns no weights, so scoring reads the keys once more; a tile bounds what is held.
+"""
+
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from vqx.scorers import Temperature
+
+TILE = 2**23
+"""Logits held at once, in numbers (32 MiB of float32)."""
+
+HIDDEN = -1e30
+
+
+class Block(NamedTuple):
+    """S queries of one layer against its n rows."""
+
+    queries: mx.array  # [B, H, G, S, D], G query heads share one KV head
+    keys: mx.array  # [B, H, n, D]
+    position: mx.array  # [B, H, n] int32
+    start: int  # position of the first query
+    scale: float
+    mask: Any = "causal"  # "causal": a query sees positions up to its own; None: everything; or an array
+    sinks: mx.array | None = None  # [H * G] learned logits that join the softmax's denominator
+    generated: int = 0  # tokens generated before this block; 0 in a prompt
+
+    @property
+    def length(self) -> int:
+        return self.queries.shape[3]
+
+    def mass(
+        self,
+        *,
+        decay: float = 1.0,
+        itself: bool = True,
+        temperature: Temperature | None = None,
+        noise: mx.array | None = None,
+    ) -> mx.array:
+        total = mx.zeros(self.position.shape, mx.float32)
+        for first, last in self._tiles():
+            weights = self._softmax(self._logits(first, last), first, last, itself, temperature, noise)
+            if decay != 1.0:
+                age = np.arange(self.length - 1 - first, self.length - 1 - last, -1)
+                weights = weights * mx.array((decay**age).astype(np.float32))[:, None]
+            total = total + mx.mean(mx.sum(weights, axis=3), axis=2)
+        return total
+
+    def sightings(self, *, itself: bool = True) -> mx.array:
+        first = self.position if itself else mx.where(self.position == 0, 0, self.position + 1)
+        seen = self.length - mx.maximum(first - self.start, 0)
+        return seen.astype(mx.float32)
+
+    def weights(self, *, old: int = 0, fuse_logits: bool = False, causal: bool = True) -> mx.array:
+        logits = self._logits(0, self.length)
+        if fuse_logits:
+            logits = mx.sum(logits, axis=2, keepdims=True)
+        if old:
+            hidden = (self.position > self.start + self.length - 1 - old)[:, :, None, None]
+            return mx.where(hidden, 0.0, mx.softmax(mx.where(hidden, HIDDEN, logits), axis=-1))
+        seen = self if causal else self._replace(mask=None)
+        return seen._softmax(logits, 0, self.length, True, None, None)
+
+    def _tiles(self) -> list[tuple[int, int]]:
+        batch, heads, group, length, _ = self.queries.shape
+        step = max(1, TILE // (batch * heads * group * self.keys.shape[2]))
+        return [(i, min(i + step, length)) for i in range(0, length, step)]
+
+    def _logits(self, first: int, last: int) -> mx.array:
+        """Scaled logits of queries ``first`` to ``last``: ``[B, H, G, s, n]`` float32."""
+        batch, heads, group, _, width = self.queries.shape
+        queries = self.queries[..., first:last, :].astype(mx.float32) * self.scale
+        rows = queries.reshape(batch, heads, group * (last - first), width)
+        logits = rows @ self.keys.astype(mx.float32).swapaxes(-1, -2)
+        return logits.reshape(batch, heads, group, last - first, -1)
+
+    def _softmax(
+        self, logits: mx.array, first: int, last: int, itself: bool, temperature: Any, noise: Any
+    ) -> mx.array:
+        visible = self._visible(first, last, itself)
+        if isinstance(self.mask, mx.array):
+            logits, visible = self._with_mask(logits, first, last, visible)
+        if noise is not None:
+            logits = logits + noise[:, :, None, None]
+        if temperature is not None:
+            logits = logits / temperature(self.generated)
+        if visible is not None:
+            logits = mx.where(visible, logits, HIDDEN)
+        if self.sinks is not None:
+            batch, heads, group, length, _ = logits.shape
+            column = mx.broadcast_to(
+                self.sinks.astype(mx.float32).reshape(1, heads, group, 1, 1), (batch, heads, group, length, 1)
+            )
+            weights = mx.softmax(mx.concatenate([logits, column], axis=-1), axis=-1)[..., :-1]
+        else:
+            weights = mx.softmax(logits, axis=-1)
+        return weights
+
+    def _visible(self, first: int, last: int, itself: bool) -> mx.array | None:
+        """Which rows queries ``first`` to ``last`` see, ``[B, H, 1, s, n]`` or less; None: all."""
+        if itself and (self.mask is None or self.length == 1 or isinstance(self.mask, mx.array)):
+            return None
+        # where a query does not see its own row, the very first one has no other
+        query = mx.arange(self.start + first, self.start + last, dtype=mx.int32)[:, None]
+        row = self.position[:, :, None, None]
+        return row <= query if itself else row < mx.maximum(query, 1)
+
+    def _with_mask(
+        self, logits: mx.array, first: int, last: int, visible: mx.array | None
+    ) -> tuple[mx.array, mx.array | None]:
+        """Apply the host's array mask ``[.., S, n]``: false hides, numbers are added."""
+        batch, heads, group, length, n = logits.shape
+        mask = self.mask[..., first:last, :] if self.mask.shape[-2] > 1 else self.mask
+        mask = mx.broadcast_to(mask, (batch, *mask.shape[-3:])) if mask.ndim == 4 else mask
+        if mask.ndim >= 3:
+            mask = mx.broadcast_to(mask, (batch, heads * group, length, n)).reshape(logits.shape)
+        if mask.dtype == mx.bool_:
+            return mx.where(mask, logits, HIDDEN), visible
+        return logits + mask.astype(mx.float32), visible

@@ -1,0 +1,212 @@
+"""The cache of one layer: the protocol mlx-lm asks for, over a plan and a layer.
+
+Nothing is evicted inside a forward. What is pending is settled at the start of the next update; kept rows
+then stand before new rows, so every causal mask the host makes is right as it is.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from vqx.layer import Layer, Plan, admit, placed, stand_ins, watch
+from vqx.options import Options
+from vqx.positions import Rotary
+from vqx.rows import filled
+from vqx.scorers import Method
+
+
+class EvictingCache:
+    """At most ``budget`` rows of one layer between forwards (plus ``interval`` while decoding).
+
+    Args:
+        method: the scorer, its guards and its budget.
+        options: where queries come from, when and how rows go; ``options.queries`` must be set.
+        rotary: the model's rotary embedding, for compact positions.
+        number: the layer's number, for messages.
+    """
+
+    def __init__(
+        self, method: Method, options: Options, *, rotary: Rotary | None = None, number: int = 0
+    ) -> None:
+        if options.queries is None:
+            raise ValueError("queries=None: a single cache needs 'model', 'keys' or 'centred-keys'")
+        if (options.positions == "compact") != (rotary is not None):
+            raise ValueError("positions='compact' needs the layer's rotary embedding, 'absolute' takes none")
+        self.plan = Plan(method, options, rotary)
+        self.number = number
+        self.layer: Layer | None = None
+        self._unseen = False  # queries of the last forward were not shown yet
+        self._nan: mx.array | None = None
+
+    @property
+    def offset(self) -> int:
+        """The position at which the model rotates the next query and key."""
+        return self.tokens_kept if self.plan.compact else self.tokens_seen
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Settle what is pending, append S rows, and return what attention reads.
+
+        Args:
+            keys: ``[B, H, S, D]``, rotated by the model for positions ``offset`` to ``offset + S - 1``.
+            values: ``[B, H, S, Dv]``.
+
+        Returns:
+            Kept rows followed by new rows; for S = 1 the new row may stand anywhere.
+
+        Raises:
+            ValueError: NaN keys in the last chunk, another shape than before, queries that were not shown.
+        """
+        self._check(keys, values)
+        layer = admit(self.plan, self.layer, keys, values, self.offset)
+        if self.plan.options.queries != "model":
+            layer, queries = stand_ins(self.plan, layer, keys)
+            layer = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5)
+        self.layer = layer
+        self._unseen = self.plan.options.queries == "model"
+        if keys.shape[2] > 1:
+            self._nan = mx.any(mx.isnan(keys))
+        return self.keys_and_values()
+
+    def observe(
+        self, queries: mx.array, keys: mx.array, scale: float, mask: Any, sinks: mx.array | None
+    ) -> None:
+        """See the queries of the forward under way (called by the attention hook).
+
+        Args:
+            queries: ``[B, H * G, S, D]``, as attention gets them.
+            keys: ``[B, H, n, D]``, what ``update_and_fetch`` returned.
+            scale: the model's own scale.
+            mask: None, ``"causal"``, or an array: booleans, or numbers that are added to the logits.
+            sinks: ``[H * G]`` learned logits that join the softmax's denominator, or None.
+        """
+        if not self._unseen or self.layer is None:
+            return
+        if isinstance(mask, mx.array) and mask.dtype != mx.bool_ and self.plan.method.scorer.window:
+            raise ValueError(
+                f"layer {self.number}: the model adds numbers to its logits, which a score over earlier"
+                " queries cannot repeat; use queries='centred-keys'"
+            )
+        batch, _, length, width = queries.shape
+        grouped = queries.reshape(batch, keys.shape[1], -1, length, width)
+        self.layer = watch(
+            self.plan, self.layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys
+        )
+        self._unseen = False
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The rows held, as attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
+        layer = self._held()
+        return placed(self.plan, layer), filled(layer.rows)[1]
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """The mask of N new tokens: None, ``"causal"``, or booleans ``[N, rows + N]``."""
+        if window_size is not None:
+            raise ValueError(
+                f"layer {self.number}: the model asks for a sliding window of {window_size} over rows that"
+                " are evicted; vqx does not support this model"
+            )
+        if not return_array:
+            return None if N == 1 else "causal"
+        kept = self.tokens_kept
+        return mx.arange(kept + N)[None] <= mx.arange(kept, kept + N)[:, None]
+
+    @property
+    def state(self) -> list[mx.array]:
+        """Every array held: mlx-lm evaluates these after each chunk of a prompt."""
+        if self.layer is None:
+            return []
+        rows, seen = self.layer.rows, self.layer.seen
+        arrays = [rows.keys, rows.values, rows.position, *rows.columns.values()]
+        arrays += [] if seen is None else [seen.queries, seen.sinks]
+        return [a for a in (*arrays, self.layer.key_sum, self._nan) if a is not None]
+
+    def is_trimmable(self) -> bool:
+        """An evicted row cannot come back, and statistics cannot forget."""
+        return False
+
+    def trim(self, n: int) -> int:
+        raise ValueError(
+            f"cannot take back {n} tokens: a cache that evicts is not trimmable; start from a fresh cache"
+        )
+
+    def size(self) -> int:
+        """Rows held now."""
+        return 0 if self.layer is None else self.layer.size
+
+    def empty(self) -> bool:
+        return self.layer is None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every array held, room for growth and bookkeeping included."""
+        return sum(array.nbytes for array in self.state)
+
+    @property
+    def tokens_seen(self) -> int:
+        return 0 if self.layer is None else self.layer.tokens_seen
+
+    @property
+    def tokens_kept(self) -> int:
+        """Rows that remain for the next forward."""
+        return 0 if self.layer is None else self.plan.rows_next(self.layer)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the keys and values of the rows that remain."""
+        return self._row_bytes() * self.tokens_kept
+
+    @property
+    def full_seq_bytes(self) -> int:
+        """Bytes that the keys and values of all tokens seen would take."""
+        return self._row_bytes() * self.tokens_seen
+
+    @property
+    def compression_ratio(self) -> float:
+        """``full_seq_bytes / kept_bytes``; 1.0 while nothing is stored."""
+        return self.full_seq_bytes / self.kept_bytes if self.kept_bytes else 1.0
+
+    @property
+    def bookkeeping_bytes(self) -> int:
+        """Bytes of positions, statistics and remembered queries."""
+        if self.layer is None:
+            return 0
+        return self.nbytes - self.layer.rows.keys.nbytes - self.layer.rows.values.nbytes
+
+    @property
+    def position(self) -> mx.array:
+        """The positions of the rows held, ``[B, H, n]`` int32, in the order in which they are stored."""
+        return self._held().rows.position
+
+    def _held(self) -> Layer:
+        if self.layer is None:
+            raise ValueError("the cache is empty: nothing was stored yet")
+        return self.layer
+
+    def _row_bytes(self) -> int:
+        if self.layer is None:
+            return 0
+        keys, values, *_ = self.layer.rows
+        batch, heads, _, width = keys.shape
+        return batch * heads * (width + values.shape[3]) * keys.dtype.size
+
+    def _check(self, keys: mx.array, values: mx.array) -> None:
+        if self._unseen:
+            raise ValueError(
+                f"layer {self.number}: the model's attention did not show its queries;"
+                " build the cache with queries='centred-keys'"
+            )
+        if self._nan is not None and self._nan.item():
+            raise ValueError(
+                f"layer {self.number}: keys of the last {self._held().last} tokens hold NaN;"
+                " the model's output is not usable: check its weights and dtype"
+            )
+        self._nan = None
+        if self.layer is None:
+            return
+        rows = self.layer.rows
+        for name, new, held in (("keys", keys, rows.keys), ("values", values, rows.values)):
+            if (new.shape[:2], new.shape[3]) != (held.shape[:2], held.shape[3]):
+                raise ValueError(
+                    f"layer {self.number}: {name} of shape {new.shape} do not fit the rows held,"
+                    f" {held.shape} [batch, heads, rows, width]; use a fresh cache for another batch"
+                )

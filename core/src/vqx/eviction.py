@@ -1,0 +1,44 @@
+"""Which rows go: the guard, the victim of one eviction, and the survivors of many.
+
+Sinks and recent rows are safe, higher scores stay, ties evict the oldest, NaN counts as the lowest score.
+"""
+
+import mlx.core as mx
+
+NEVER = 2**31 - 1
+
+
+def safe(position: mx.array, newest: int, n_sink: int, recent: int) -> mx.array:
+    """Rows that no score can evict: the first ``n_sink`` positions and the ``recent`` newest."""
+    return (position < n_sink) | (position > newest - recent)
+
+
+def guarded(score: mx.array, protected: mx.array) -> mx.array:
+    """Scores with the protected rows on top and NaN at the bottom, ``[B, H, n]`` float32."""
+    score = mx.where(mx.isnan(score), -mx.inf, score.astype(mx.float32))
+    return mx.where(protected, mx.inf, score)
+
+
+def victim(score: mx.array, position: mx.array) -> mx.array:
+    """The slot of the lowest score, of the oldest row among equals: ``[B, H, 1]``."""
+    lowest = mx.min(score, axis=-1, keepdims=True)
+    return mx.argmin(mx.where(score == lowest, position, NEVER), axis=-1, keepdims=True)
+
+
+def survivors(score: mx.array, position: mx.array, keep: int) -> mx.array:
+    """The slots of the ``keep`` highest scores, oldest row first: ``[B, H, keep]``.
+
+    Every sort is over distinct values or reads values only, so the choice does not depend on whether
+    a backend's sort is stable.
+    """
+    n = score.shape[-1]
+    order = mx.argsort(position, axis=-1)
+    score = mx.take_along_axis(score, order, axis=-1)
+    threshold = mx.sort(score, axis=-1)[..., n - keep : n - keep + 1]
+    above, level = score > threshold, score == threshold
+    room = keep - mx.sum(above, axis=-1, keepdims=True)
+    newer = mx.cumsum(level.astype(mx.int32), axis=-1, reverse=True)
+    stay = above | (level & (newer <= room))
+    age = mx.arange(n, dtype=mx.int32)
+    chosen = mx.argsort(mx.where(stay, age, age + n), axis=-1)[..., :keep]
+    return mx.take_along_axis(order, chosen, axis=-1)

@@ -1,0 +1,226 @@
+"""One layer between forwards, as pure functions: settle what is pending, admit new rows, see queries.
+
+Every length is a Python int that depends on counts alone, so no step waits for the device.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from vqx import eviction
+from vqx.attention import Block
+from vqx.options import Options
+from vqx.positions import Rotary
+from vqx.replay import replay
+from vqx.rows import Rows, append, filled, no_rows, overwrite, pick
+from vqx.scorers import Arrivals, Method
+
+
+class Seen(NamedTuple):
+    """The latest queries, as many as a score wants, with what attention did to them."""
+
+    queries: mx.array  # [B, H, G, q, D]
+    origin: tuple[int, ...]  # the position each was rotated for
+    scale: float
+    sinks: mx.array | None = None  # [H * G]
+
+
+class Layer(NamedTuple):
+    """Rows and what goes with them; replaced as a whole, so a failed forward leaves the old one."""
+
+    rows: Rows
+    tokens_seen: int = 0
+    generated: int = 0  # single-token forwards since the last prompt
+    last: int = 0  # tokens of the last forward
+    evicted: bool = False
+    seen: Seen | None = None
+    key_sum: mx.array | None = None  # [B, H, 1, D] float32, of all keys so far (centred keys)
+
+    @property
+    def size(self) -> int:
+        return int(self.rows.position.shape[2])
+
+
+class Plan(NamedTuple):
+    """What stays the same for a layer's whole life."""
+
+    method: Method
+    options: Options
+    rotary: Rotary | None = None
+
+    @property
+    def compact(self) -> bool:
+        return self.options.positions == "compact"
+
+    def replays(self, layer: Layer) -> bool:
+        """Token cadence decides a forward of several tokens one by one, once all are there."""
+        return self.options.cadence == "token" and layer.last > 1
+
+    def due(self, layer: Layer) -> bool:
+        """Rows must go before the next ones come."""
+        excess = layer.size - self.method.budget
+        if layer.last > 1:
+            return excess > 0 and self.options.prompt == "chunks"
+        return excess >= self.options.interval
+
+    def rows_next(self, layer: Layer) -> int:
+        """Rows that remain once what is pending is settled."""
+        return min(layer.size, self.method.budget) if self.due(layer) else layer.size
+
+
+def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, origin: int) -> Layer:
+    """Settle what is pending, then hold S more rows: keys ``[B, H, S, D]``, rotated from ``origin`` on."""
+    batch, heads, length, _ = keys.shape
+    start = layer.tokens_seen if layer is not None else 0
+    columns = dict(plan.method.scorer.init(Arrivals(batch, heads, start, length)))
+    held = {name: mx.array(column) for name, column in columns.items()}
+    if plan.compact:
+        held["origin"] = _count(keys, origin)
+    new = Rows(keys, values, _count(keys, start), held)
+    if layer is None:
+        layer = Layer(append(no_rows(new), new))
+    else:
+        # what the last forward left unevaluated is evaluated with this one: no graph grows over tokens
+        waiting = [layer.rows.position, *layer.rows.columns.values()]
+        waiting += [] if layer.seen is None else [layer.seen.queries]
+        new = new._replace(keys=mx.depends([keys], waiting)[0])
+        layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
+        rows = append(layer.rows, new) if slot is None else overwrite(layer.rows, slot, new)
+        layer = layer._replace(rows=rows)
+    return layer._replace(
+        tokens_seen=start + length, last=length, generated=layer.generated + 1 if length == 1 else 0
+    )
+
+
+def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]:
+    """Evict what is due; also the slot to overwrite, where one row goes and one comes (``room`` 1)."""
+    method, rows = plan.method, layer.rows
+    if plan.replays(layer):
+        slots, columns = _replayed(plan, layer)
+        kept = pick(rows, slots, room)
+        kept = kept._replace(columns={**kept.columns, **columns})
+        return layer._replace(rows=kept, evicted=plan.due(layer) or layer.evicted), None
+    if not plan.due(layer):
+        return layer, None
+    newest = layer.tokens_seen - 1
+    score = method.scorer.score(rows.columns, _latest(plan, layer), newest)
+    protected = eviction.safe(rows.position, newest, method.n_sink, method.recent)
+    score = eviction.guarded(mx.broadcast_to(mx.array(score), rows.position.shape), protected)
+    layer = layer._replace(evicted=True)
+    if layer.size == method.budget + 1 and room == 1 and not plan.compact:
+        return layer, eviction.victim(score, rows.position)
+    slots = eviction.survivors(score, rows.position, method.budget)
+    return layer._replace(rows=pick(rows, slots, room)), None
+
+
+def watch(
+    plan: Plan,
+    layer: Layer,
+    queries: mx.array,
+    *,
+    scale: float,
+    mask: Any = "causal",
+    sinks: mx.array | None = None,
+    keys: mx.array | None = None,
+) -> Layer:
+    """Let the scorer see the queries ``[B, H, G, S, D]`` of the rows admitted last."""
+    scorer = plan.method.scorer
+    layer = _remember(plan, layer, Seen(queries, (), scale, sinks))
+    if scorer.observe is None or plan.replays(layer):
+        return layer
+    block = Block(
+        queries=queries,
+        keys=placed(plan, layer) if keys is None else keys,
+        position=layer.rows.position,
+        start=layer.tokens_seen - layer.last,
+        scale=scale,
+        mask=mask,
+        sinks=sinks,
+        generated=max(layer.generated - 1, 0),
+    )
+    columns = dict(scorer.observe(layer.rows.columns, block))
+    return layer._replace(rows=layer.rows._replace(columns=columns))
+
+
+def stand_ins(plan: Plan, layer: Layer, keys: mx.array) -> tuple[Layer, mx.array]:
+    """Keys ``[B, H, S, D]`` in the place of queries, as such or less the mean of all keys so far."""
+    if plan.options.queries == "keys":
+        return layer, keys
+    wide = keys.astype(mx.float32)
+    total = mx.cumsum(wide, axis=2)
+    if layer.key_sum is not None:
+        total = total + layer.key_sum
+    length = keys.shape[2]
+    count = mx.arange(layer.tokens_seen - length + 1, layer.tokens_seen + 1)[:, None]
+    return layer._replace(key_sum=total[..., -1:, :]), wide - total / count
+
+
+def placed(plan: Plan, layer: Layer) -> mx.array:
+    """Keys as attention reads them ``[B, H, n, D]``; compact positions turn each once, to its place."""
+    keys, _ = filled(layer.rows)
+    if plan.rotary is None or not layer.evicted:
+        return keys
+    origin = layer.rows.columns["origin"]
+    return plan.rotary.turn(keys, mx.arange(layer.size, dtype=mx.int32) - origin)
+
+
+def _count(keys: mx.array, start: int) -> mx.array:
+    """Positions of new rows from ``start`` on, ``[B, H, S]``."""
+    batch, heads, length, _ = keys.shape
+    positions = mx.arange(start, start + length, dtype=mx.int32)
+    return mx.broadcast_to(positions, (batch, heads, length))
+
+
+def _remember(plan: Plan, layer: Layer, new: Seen) -> Layer:
+    """Hold the last ``window`` queries, or for a replay also those of the whole block."""
+    window, length = plan.method.scorer.window, layer.last
+    wanted = max(window - 1, 0) + length if plan.replays(layer) else window
+    if not wanted:
+        return layer
+    start = layer.size - length if plan.compact else layer.tokens_seen - length
+    queries, origin = new.queries, tuple(range(start, start + length))
+    if layer.seen is not None and wanted > length:
+        queries = mx.concatenate([layer.seen.queries, queries], axis=3)
+        origin = (*layer.seen.origin, *origin)
+    kept = Seen(queries[..., -wanted:, :], origin[-wanted:], new.scale, new.sinks)
+    return layer._replace(seen=kept)
+
+
+def _latest(plan: Plan, layer: Layer) -> Block | None:
+    """The attention of the last ``window`` queries over the rows now held."""
+    seen, window = layer.seen, plan.method.scorer.window
+    if not window or seen is None:
+        return None
+    queries = seen.queries[..., -window:, :]
+    count = queries.shape[3]
+    if plan.rotary is not None:
+        place = mx.arange(layer.size - count, layer.size) - mx.array(seen.origin[-count:])
+        batch, heads, group, _, width = queries.shape
+        flat = queries.reshape(batch, heads * group, count, width)
+        turned = plan.rotary.turn(flat, mx.broadcast_to(place, flat.shape[:3]))
+        queries = turned.reshape(queries.shape)
+    return Block(
+        queries=queries,
+        keys=placed(plan, layer),
+        position=layer.rows.position,
+        start=layer.tokens_seen - count,
+        scale=seen.scale,
+        sinks=seen.sinks,
+    )
+
+
+def _replayed(plan: Plan, layer: Layer) -> tuple[mx.array, Mapping[str, mx.array]]:
+    seen = layer.seen
+    if seen is None:
+        raise ValueError("token cadence needs the queries of the last forward, and none were shown")
+    rows = layer.rows._replace(keys=placed(plan, layer))
+    return replay(
+        plan.method,
+        rows,
+        seen.queries,
+        new=layer.last,
+        start=layer.tokens_seen - layer.last,
+        scale=seen.scale,
+        sinks=seen.sinks,
+    )

@@ -1,0 +1,84 @@
+"""How the engine runs a method: options that every method shares."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Queries: TypeAlias = Literal["model", "keys", "centred-keys"]
+Cadence: TypeAlias = Literal["block", "token"]
+Prompt: TypeAlias = Literal["chunks", "whole"]
+Positions: TypeAlias = Literal["absolute", "compact"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Where queries come from, and when and how rows go.
+
+    Raises:
+        ValueError: for values outside those listed, and for combinations that make no sense.
+    """
+
+    queries: Queries | None = None
+    """``model``: the model's own; ``keys``: each key stands in for its query; ``centred-keys``: the same
+    with the head's mean key taken off. None: the model's own where they can be seen, else centred keys."""
+    cadence: Cadence = "block"
+    """``block``: a forward's tokens are scored together, then the rows are cut to the budget at once;
+    ``token``: one eviction a token, each decided before the next token is looked at."""
+    interval: int = 1
+    """Tokens generated between two cuts (block cadence); up to ``interval`` rows above the budget."""
+    prompt: Prompt = "chunks"
+    """``chunks``: cut after every chunk of a prompt; ``whole``: once, when the whole prompt was read."""
+    positions: Positions = "absolute"
+    """``absolute``: rows keep the rotation they came with; ``compact``: rows stand at 0 to n - 1, for
+    streams beyond the trained length."""
+
+    def __post_init__(self) -> None:
+        one_of("queries", self.queries, (None, "model", "keys", "centred-keys"))
+        one_of("cadence", self.cadence, ("block", "token"))
+        one_of("prompt", self.prompt, ("chunks", "whole"))
+        one_of("positions", self.positions, ("absolute", "compact"))
+        at_least("interval", self.interval, 1)
+        if self.cadence == "token" and self.interval > 1:
+            raise ValueError(
+                f"interval={self.interval} with cadence='token': token cadence evicts once a token;"
+                " use cadence='block' for intervals"
+            )
+        if self.cadence == "token" and self.prompt == "whole":
+            raise ValueError(
+                "prompt='whole' with cadence='token': token cadence evicts while the prompt is read;"
+                " use cadence='block' to cut once at its end"
+            )
+
+
+def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Refuse a value that is not among those allowed."""
+    if value not in allowed:
+        choices = ", ".join(repr(choice) for choice in allowed)
+        raise ValueError(f"{name}={value!r} is not known; choose one of {choices}")
+
+
+def at_least(name: str, value: object, least: int) -> None:
+    """Refuse anything but an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r}: give an integer of at least {least}")
+
+
+def not_negative(name: str, value: object) -> None:
+    """Refuse anything but a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"{name}={value!r}: give a number of at least 0")
+
+
+def room_beside(budget: int, n_sink: int, recent: int, what: str = "recent") -> None:
+    """Refuse guards that leave no row for a score to choose.
+
+    ``recent`` is the number of newest rows kept, named ``what`` in the message.
+    """
+    at_least("budget", budget, 1)
+    at_least("n_sink", n_sink, 0)
+    at_least(what, recent, 0)
+    if n_sink + recent >= budget:
+        raise ValueError(
+            f"budget={budget} leaves no room beside n_sink={n_sink} and {what}={recent};"
+            f" give a budget of at least {n_sink + recent + 1}, or fewer protected rows"
+        )

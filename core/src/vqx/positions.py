@@ -1,0 +1,50 @@
+"""Compact positions: turn each key once, from the key as received, by the model's own rotary module.
+
+Turning again and again drifts: in bfloat16 by 79 % after 2,048 single steps, against 0.24 % for one turn.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import mlx.core as mx
+
+Rope = Callable[..., mx.array]
+"""A model's rotary module: ``rope(x [..., T, D], offset=int or array)`` -> rotated x."""
+
+
+class Rotary(NamedTuple):
+    """A model's rotary embedding, seen as a one-parameter group of linear maps times a scale."""
+
+    rope: Rope
+    scale: mx.array  # [D] what the module multiplies with apart from turning (yarn, su)
+
+    def turn(self, keys: mx.array, delta: mx.array) -> mx.array:
+        """Move keys ``[B, H, n, D]`` by ``delta`` ``[B, H, n]`` positions, in float32."""
+        batch, heads, n, width = keys.shape
+        each = (keys.astype(mx.float32) / self.scale).reshape(batch * heads * n, 1, 1, width)
+        turned = self.rope(each, offset=delta.reshape(-1).astype(mx.int32))
+        return turned.reshape(keys.shape).astype(keys.dtype)
+
+
+def rotary_of(rope: Rope, width: int) -> Rotary:
+    """Check that a rotary module can turn keys twice, and how much it scales.
+
+    Args:
+        rope: the model's own module.
+        width: head dimension D.
+
+    Raises:
+        ValueError: where turning by a and then by b is not turning by a + b.
+    """
+    probe = mx.random.normal((1, 1, 1, width), key=mx.random.key(0))
+    rotary = Rotary(rope, rope(mx.ones((1, 1, 1, width)), offset=0).reshape(width))
+    for start, delta in ((3, 5), (700, -650), (9000, -8999), (4000, 2000)):
+        once = rope(probe, offset=start + delta)
+        twice = rotary.turn(rope(probe, offset=start), mx.full((1, 1, 1), delta))
+        if not mx.allclose(once, twice, rtol=0, atol=2e-3 * mx.abs(once).max().item()):
+            raise ValueError(
+                f"positions='compact' cannot be right for {type(rope).__name__}: turning a key from"
+                f" position {start} by {delta} does not give the key at {start + delta};"
+                " use positions='absolute'"
+            )
+    return rotary

@@ -1,0 +1,195 @@
+"""Token cadence over a block: one eviction a token, each decided before the next token is looked at.
+
+Rows keep the rotation they came with, so logits do not depend on what was evicted: a tile's logits come
+from one product on the device, and the evictions are a light loop over tokens in NumPy, all heads at once.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from vqx.rows import Rows, filled
+from vqx.scorers import Method, Temperature
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+TILE = 256
+"""Tokens whose logits are held at once."""
+
+
+class HostBlock(NamedTuple):
+    """The attention of S queries over m rows, from logits at hand."""
+
+    logits: Floats  # [B, H, G, S, m] scaled
+    position: Ints  # [B, H, m]
+    start: int  # position of the first query
+    sinks: Floats | None = None  # [1, H, G, 1, 1]
+    generated: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.logits.shape[3]
+
+    def mass(
+        self,
+        *,
+        decay: float = 1.0,
+        itself: bool = True,
+        temperature: Temperature | None = None,
+        noise: Floats | None = None,
+    ) -> Floats:
+        """Of one query: ``decay`` has nothing to multiply."""
+        logits = self.logits
+        if noise is not None:
+            logits = logits + noise[:, :, None, None]
+        if temperature is not None:
+            logits = logits / np.float32(temperature(self.generated))
+        if not itself and self.start > 0:
+            hidden = (self.position == self.start)[:, :, None, None]
+            logits = np.where(hidden, np.float32(-1e30), logits)
+        return _mean(self._softmax(logits))
+
+    def sightings(self, *, itself: bool = True) -> Floats:
+        seen = self.position < max(self.start + itself, 1)
+        return seen.astype(np.float32)
+
+    def weights(self, *, old: int = 0, fuse_logits: bool = False, causal: bool = True) -> Floats:
+        logits = self.logits.sum(axis=2, keepdims=True) if fuse_logits else self.logits
+        row = self.position[:, :, None, None]
+        if old:
+            hidden = row > self.start + self.length - 1 - old
+            return np.where(hidden, 0.0, _softmax(np.where(hidden, -1e30, logits))).astype(np.float32)
+        if not causal:
+            return self._softmax(logits)
+        query = np.arange(self.start, self.start + self.length)[:, None]
+        return self._softmax(np.where(row > query, np.float32(-1e30), logits))
+
+    def _softmax(self, logits: Floats) -> Floats:
+        if self.sinks is None:
+            return _softmax(logits)
+        top = np.maximum(logits.max(axis=-1, keepdims=True), self.sinks)
+        weights = np.exp(logits - top)
+        return weights / (weights.sum(axis=-1, keepdims=True) + np.exp(self.sinks - top))
+
+
+def replay(
+    method: Method,
+    rows: Rows,
+    queries: mx.array,
+    *,
+    new: int,
+    start: int,
+    scale: float,
+    sinks: mx.array | None = None,
+) -> tuple[mx.array, dict[str, mx.array]]:
+    """Replay the ``new`` last rows one by one, the first of them at position ``start``.
+
+    ``queries`` ``[B, H, G, q, D]`` are those of the new rows after up to ``window - 1`` earlier ones.
+    Returns the slots kept ``[B, H, m]``, oldest row first, and the columns of those rows.
+    """
+    position = np.array(rows.position).astype(np.int64)
+    columns = {name: np.array(column) for name, column in rows.columns.items()}
+    held, earlier = position.shape[2] - new, queries.shape[3] - new
+    slots = np.broadcast_to(np.arange(held), (*position.shape[:2], held))
+    stats = {name: column[..., :held] for name, column in columns.items()}
+    host_sinks = None
+    if sinks is not None:
+        host_sinks = np.array(sinks.astype(mx.float32)).reshape(1, queries.shape[1], -1, 1, 1)
+    for first in range(0, new, TILE):
+        last = min(first + TILE, new)
+        before = min(earlier + first, max(method.scorer.window - 1, 0))
+        fresh = np.arange(held + first, held + last)
+        slots = np.concatenate([slots, np.broadcast_to(fresh, (*slots.shape[:2], last - first))], axis=2)
+        asked = queries[..., earlier + first - before : earlier + last, :]
+        chosen, stats = _tile(
+            method,
+            HostBlock(_logits(asked, rows, slots, scale), _take(position, slots), start + first, host_sinks),
+            {name: np.concatenate([c, columns[name][..., fresh]], axis=2) for name, c in stats.items()},
+            before,
+        )
+        slots = _take(slots, chosen)
+    return mx.array(slots.astype(np.int32)), {name: mx.array(column) for name, column in stats.items()}
+
+
+def _tile(
+    method: Method, tile: HostBlock, stats: Mapping[str, Floats], before: int
+) -> tuple[Ints, dict[str, Floats]]:
+    """The rows of a tile arrive one by one; (candidates kept, their statistics), oldest first."""
+    scorer, budget = method.scorer, method.budget
+    new = tile.length - before
+    held = tile.position.shape[2] - new
+    chosen = np.broadcast_to(np.arange(held), (*tile.position.shape[:2], held))
+    position, now = tile.position[..., :held], {name: c[..., :held] for name, c in stats.items()}
+    free: Ints | None = None  # the slot of the row that went last
+    for i in range(new):
+        at, newest = held + i, tile.start + i
+        arriving = {name: c[..., at : at + 1] for name, c in stats.items()}
+        chosen = _put(chosen, free, np.full((*chosen.shape[:2], 1), at))
+        position = _put(position, free, tile.position[..., at : at + 1])
+        now = {name: _put(c, free, arriving[name]) for name, c in now.items()}
+        if scorer.observe is not None:
+            query = _queries(tile, before + i, before + i + 1, chosen)
+            now = dict(scorer.observe(now, HostBlock(query, position, newest, tile.sinks)))
+        if position.shape[2] > budget:
+            last = None
+            if scorer.window:
+                first = max(0, before + i + 1 - scorer.window)
+                query = _queries(tile, first, before + i + 1, chosen)
+                last = HostBlock(query, position, newest - (before + i - first), tile.sinks)
+            score = np.broadcast_to(scorer.score(now, last, newest), position.shape)
+            free = _victim(score, position, newest, method)
+    if free is not None:
+        position = position.copy()
+        np.put_along_axis(position, free, np.iinfo(np.int64).max, axis=2)
+    order = np.argsort(position, axis=2)[..., : min(position.shape[2], budget)]
+    return _take(chosen, order), {name: _take(c, order) for name, c in now.items()}
+
+
+def _victim(score: Floats, position: Ints, newest: int, method: Method) -> Ints:
+    """The slot ``[B, H, 1]`` of the lowest unprotected score, of the oldest row among equals."""
+    safe = (position < method.n_sink) | (position > newest - method.recent)
+    score = np.where(np.isnan(score), -np.inf, score)
+    score = np.where(safe, np.inf, score)
+    lowest = score == score.min(axis=2, keepdims=True)
+    return np.argmin(np.where(lowest, position, np.iinfo(np.int64).max), axis=2, keepdims=True)
+
+
+def _logits(queries: mx.array, rows: Rows, slots: Ints, scale: float) -> Floats:
+    """Scaled logits ``[B, H, G, q, m]`` of queries against the rows at ``slots``."""
+    keys = mx.take_along_axis(filled(rows)[0], mx.array(slots.astype(np.int32))[..., None], axis=2)
+    keys = keys.astype(mx.float32)
+    batch, heads, group, length, width = queries.shape
+    asked = (queries.astype(mx.float32) * scale).reshape(batch, heads, group * length, width)
+    return np.array((asked @ keys.swapaxes(-1, -2)).reshape(batch, heads, group, length, -1))
+
+
+def _queries(tile: HostBlock, first: int, last: int, chosen: Ints) -> Floats:
+    """Logits of queries ``first`` to ``last`` against the chosen candidates: ``[B, H, G, q, m]``."""
+    return np.take_along_axis(tile.logits[:, :, :, first:last], chosen[:, :, None, None], axis=4)
+
+
+def _put(column: npt.NDArray[Any], free: Ints | None, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Append one row, or write it over the free one."""
+    if free is None:
+        return np.concatenate([column, value], axis=2)
+    column = column.copy()
+    np.put_along_axis(column, free, value, axis=2)
+    return column
+
+
+def _take(column: npt.NDArray[Any], slots: Ints) -> npt.NDArray[Any]:
+    return np.take_along_axis(column, slots, axis=2)
+
+
+def _mean(weights: Floats) -> Floats:
+    """Sum over queries, mean over the group: ``[B, H, G, S, m]`` to ``[B, H, m]``."""
+    return weights.sum(axis=3).mean(axis=2)
+
+
+def _softmax(logits: Floats) -> Floats:
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)

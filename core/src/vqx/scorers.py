@@ -1,0 +1,104 @@
+"""What a method supplies: who matters.
+
+A scorer is a NamedTuple of pure functions over named statistics. Its arithmetic uses operators that
+``mlx.core`` and NumPy arrays share, so one definition serves a block of queries on the device and the
+token-by-token replay on the host.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Temperature = Callable[[int], float]
+"""Tokens generated so far (0 in a prompt) -> divisor of the logits."""
+
+
+class Attention(Protocol):
+    """The attention of a block of queries over the rows of a layer, never held as one matrix."""
+
+    @property
+    def length(self) -> int:
+        """How many queries the block has."""
+
+    def mass(
+        self, *, decay: float = 1.0, itself: bool = True, temperature: Temperature | None = None, noise: Any = None
+    ) -> Any:
+        """Sum over the block's queries of their weights, averaged over the query group: ``[B, H, n]``.
+
+        ``decay`` multiplies what came before at each later query. ``itself=False`` hides from each query
+        the row that came with it (but not from the very first, which has no other). ``temperature``
+        divides the logits, after ``noise`` ``[B, H, n]`` was added to them.
+        """
+
+    def sightings(self, *, itself: bool = True) -> Any:
+        """How many of the block's queries could see each row: broadcasts against ``[B, H, n]``."""
+
+    def weights(self, *, old: int = 0, fuse_logits: bool = False, causal: bool = True) -> Any:
+        """The weights of every query of the block: ``[B, H, G, S, n]``.
+
+        ``old`` > 0 takes the softmax over the rows before the newest ``old`` only (the others get 0);
+        ``fuse_logits`` sums the logits of the query group first (G = 1); ``causal=False`` lets every
+        query see the rows that came after it.
+        """
+
+
+class Arrivals(NamedTuple):
+    """The place of new rows, for statistics that depend on it."""
+
+    batch: int
+    heads: int
+    start: int  # position of the first new row
+    length: int
+
+    def full(self, value: float) -> npt.NDArray[np.float32]:
+        """One value for every new row, ``[B, H, S]``."""
+        return np.full((self.batch, self.heads, self.length), value, np.float32)
+
+
+def no_statistics(arrivals: Arrivals) -> Mapping[str, npt.NDArray[np.float32]]:
+    """Nothing is remembered between blocks."""
+    return {}
+
+
+class Scorer(NamedTuple):
+    """Who matters; higher stays, ties evict the oldest."""
+
+    score: Callable[[Mapping[str, Any], Any, int], Any]
+    """(stats, attention of the last ``window`` queries or None, newest position) -> ``[B, H, n]``."""
+
+    init: Callable[[Arrivals], Mapping[str, npt.NDArray[np.float32]]] = no_statistics
+    """The statistics of new rows, each ``[B, H, S]`` float32."""
+
+    observe: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] | None = None
+    """(stats, attention of a block) -> stats. None: the scorer accumulates nothing."""
+
+    window: int = 0
+    """How many of the latest queries ``score`` wants to see."""
+
+
+class Method(NamedTuple):
+    """One layer's method: who matters, who is safe, and how many rows stay."""
+
+    scorer: Scorer
+    budget: int
+    n_sink: int = 0
+    recent: int = 0
+
+
+def accumulated(*, decay: float = 1.0, itself: bool = True) -> Scorer:
+    """Score rows by the attention mass they gathered (H2O, arXiv 2306.14048).
+
+    With ``itself=False`` (keys stand in for queries) a query does not see the row that came with it; the
+    very first row starts with mass 1.
+    """
+
+    def init(arrivals: Arrivals) -> Mapping[str, npt.NDArray[np.float32]]:
+        return {"mass": arrivals.full(0.0)}
+
+    def observe(stats: Mapping[str, Any], attention: Attention) -> Mapping[str, Any]:
+        gained = attention.mass(decay=decay, itself=itself)
+        return {**stats, "mass": stats["mass"] * decay**attention.length + gained}
+
+    return Scorer(score=lambda stats, last, newest: stats["mass"], init=init, observe=observe)

@@ -1,0 +1,59 @@
+"""How a plugin describes a method, and the settings at which two methods are equal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vqx.options import Queries
+from vqx.scorers import Method
+
+PROTOCOL = 1
+"""Raised only when old plugins would break."""
+
+
+class LayerInfo(NamedTuple):
+    """What a method may know of a layer when it is built."""
+
+    number: int
+    queries: Queries
+    """Where this layer's queries come from: never None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSpec:
+    """One eviction method of a plugin."""
+
+    name: str
+    """The entry point's name."""
+    summary: str
+    """One line."""
+    paper: str
+    """arXiv id or venue."""
+    config: type[Any]
+    """Frozen keyword-only dataclass with unprefixed fields that checks itself; it has ``budget``."""
+    build: Callable[[Any, Sequence[LayerInfo]], Sequence[Method]]
+    """(config, layers) -> one method per layer."""
+    adapted: Mapping[str, object] = field(default_factory=dict)
+    """Defaults of the adapted system, for the façade (``KVCacheConfig``)."""
+    protocol: int = PROTOCOL
+    """The core's protocol this plugin was written for."""
+
+
+class Setting(NamedTuple):
+    """A method with some of its options."""
+
+    method: str
+    options: Mapping[str, object]
+
+
+class Collapse(NamedTuple):
+    """Two settings that keep the same rows, with the same statistics and the same text.
+
+    The integration tests run whatever is declared, over budgets, guards and engine options.
+    """
+
+    this: Setting
+    that: Setting
+    engine: Mapping[str, object] = {}
+    """Engine options at which the equality holds; empty: at all of them."""
+    reason: str = ""

@@ -1,0 +1,1 @@
+"""Kernel building for vqx."""

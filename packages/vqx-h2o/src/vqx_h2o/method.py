@@ -1,0 +1,86 @@
+"""H2O: keep the rows that gathered most attention, and the recent ones.
+
+Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
+2023, arXiv 2306.14048, algorithm 1.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vqx import Arrivals, LayerInfo, Method, Scorer, accumulated
+from vqx.options import at_least, one_of, room_beside
+
+
+@dataclass(frozen=True, kw_only=True)
+class H2OConfig:
+    """Options of H2O; ``budget`` rows stay in each layer.
+
+    Raises:
+        ValueError: a budget that leaves no room beside the protected rows, a decay outside (0, 1].
+    """
+
+    budget: int
+    n_sink: int = 4
+    """First positions that are never evicted (the paper: 0)."""
+    recent: int | None = None
+    """Newest rows that are never evicted; None: half of the budget, as in the paper."""
+    grace: int = 0
+    """Newest arrivals that are never evicted; the larger of ``recent`` and ``grace`` counts."""
+    decay: float = 1.0
+    """Multiplies the mass before each query's share is added; 1 is the paper."""
+    normalise: Literal["seen"] | None = None
+    """``seen`` divides the mass by the number of queries that could see the row."""
+
+    def __post_init__(self) -> None:
+        at_least("budget", self.budget, 1)
+        if self.recent is None:
+            object.__setattr__(self, "recent", self.budget // 2)
+        at_least("grace", self.grace, 0)
+        one_of("normalise", self.normalise, (None, "seen"))
+        room_beside(self.budget, self.n_sink, self.recent or 0)
+        room_beside(self.budget, self.n_sink, self.grace, "grace")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay={self.decay!r}: give a number above 0 and at most 1 (1: nothing fades)")
+
+    @property
+    def newest_safe(self) -> int:
+        return max(self.recent or 0, self.grace)
+
+
+def heavy_hitters(config: H2OConfig, *, itself: bool) -> Scorer:
+    """The accumulated mass, or the mean share over the queries that could see a row."""
+    mass = accumulated(decay=config.decay, itself=itself)
+    if config.normalise is None or mass.observe is None:
+        return mass
+    gather = mass.observe
+
+    def init(arrivals: Arrivals) -> Mapping[str, Any]:
+        return {**mass.init(arrivals), "seen": arrivals.full(0.0)}
+
+    def observe(stats: Mapping[str, Any], attention: Any) -> Mapping[str, Any]:
+        return {**gather(stats, attention), "seen": stats["seen"] + attention.sightings(itself=itself)}
+
+    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
+        return stats["mass"] / (stats["seen"] + (stats["seen"] == 0))
+
+    return Scorer(score=score, init=init, observe=observe)
+
+
+def h2o(config: H2OConfig, *, itself: bool) -> Method:
+    """The method of one layer."""
+    return Method(
+        heavy_hitters(config, itself=itself), config.budget, config.n_sink, config.newest_safe
+    )
+
+
+def build(config: H2OConfig, layers: Sequence[LayerInfo]) -> list[Method]:
+    """One method per layer."""
+    if config.newest_safe == 0:
+        warnings.warn(
+            "h2o with recent=0 and grace=0 keeps the first tokens for good: a new row starts with no mass"
+            " and goes at once; set recent (the paper: half of the budget)",
+            stacklevel=2,
+        )
+    return [h2o(config, itself=layer.queries == "model") for layer in layers]

@@ -1,0 +1,110 @@
+"""Keyformer: H2O's accumulated attention, regularised by frozen Gumbel noise and a temperature.
+
+Adnan et al., "Keyformer: KV Cache Reduction through Key Tokens Selection for Efficient Generative
+Inference", MLSys 2024, arXiv 2403.09054, equations 9 and 10, algorithm 1.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vqx import Arrivals, LayerInfo, Method, Scorer, accumulated
+from vqx.options import at_least, not_negative, one_of, room_beside
+
+from vqx_keyformer.noise import gumbel
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyformerConfig:
+    """Options of Keyformer; ``budget`` rows stay in each layer.
+
+    Raises:
+        ValueError: a budget that leaves no room beside the protected rows, a negative tau or anneal_steps,
+            tau 0 with ``noise="logit"``.
+    """
+
+    budget: int
+    n_sink: int = 4
+    """First positions that are never evicted (the paper: 0)."""
+    recent: int | None = None
+    """Newest rows that are never evicted; None: 30 % of the budget (the paper: 20 to 30 % is best)."""
+    noise: Literal["rank", "logit"] = "rank"
+    """``rank``: the mass stays clean and noise joins the ranking (the adapted system); ``logit``: noise and
+    temperature stand inside the softmax that is accumulated (the paper)."""
+    tau: float | None = None
+    """A constant temperature; wins over the ramp."""
+    tau_init: float = 1.0
+    tau_end: float = 2.0
+    anneal_steps: int = 256
+    """Tokens over which tau goes from tau_init to tau_end, then held; 0: tau_init throughout."""
+    seed: int = 0
+    redraw: bool = False
+    """With ``noise="logit"``: draw anew for every block of queries, as the official code does."""
+
+    def __post_init__(self) -> None:
+        at_least("budget", self.budget, 1)
+        if self.recent is None:
+            object.__setattr__(self, "recent", self.budget * 3 // 10)
+        room_beside(self.budget, self.n_sink, self.recent or 0)
+        one_of("noise", self.noise, ("rank", "logit"))
+        for name in ("tau_init", "tau_end", *(["tau"] if self.tau is not None else [])):
+            not_negative(name, getattr(self, name))
+        at_least("anneal_steps", self.anneal_steps, 0)
+        at_least("seed", self.seed, 0)
+        if self.noise == "logit" and min(self.temperature(0), self.temperature(self.anneal_steps)) <= 0:
+            raise ValueError("tau 0 with noise='logit' divides by zero; use noise='rank', where tau 0 is h2o")
+        if self.redraw and self.noise != "logit":
+            raise ValueError("redraw=True needs noise='logit': noise that joins the ranking is frozen")
+
+    def temperature(self, step: int) -> float:
+        """tau at a step: a token's position with ``rank``, tokens generated so far with ``logit``."""
+        if self.tau is not None:
+            return self.tau
+        if not self.anneal_steps:
+            return self.tau_init
+        share = min(step, self.anneal_steps) / self.anneal_steps
+        return self.tau_init + share * (self.tau_end - self.tau_init)
+
+
+def key_tokens(config: KeyformerConfig, layer: LayerInfo) -> Scorer:
+    """Accumulated mass with noise at the ranking, or inside the softmax."""
+    itself = layer.queries == "model"
+    mass = accumulated(itself=itself)
+
+    def init(arrivals: Arrivals) -> Mapping[str, Any]:
+        noise = gumbel(config.seed, layer.number, arrivals.heads, arrivals.start, arrivals.length)
+        return {**mass.init(arrivals), "noise": arrivals.full(0.0) + noise}
+
+    if config.noise == "rank":
+        return mass._replace(init=init, score=_noisy_rank(config.temperature))
+
+    def observe(stats: Mapping[str, Any], attention: Any) -> Mapping[str, Any]:
+        gained = attention.mass(itself=itself, temperature=config.temperature, noise=stats["noise"])
+        return {**stats, "mass": stats["mass"] + gained}
+
+    return mass._replace(init=init, observe=observe)
+
+
+def _noisy_rank(temperature: Callable[[int], float]) -> Callable[[Mapping[str, Any], Any, int], Any]:
+    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
+        return stats["mass"] + temperature(newest) * stats["noise"]
+
+    return score
+
+
+def keyformer(config: KeyformerConfig, layer: LayerInfo) -> Method:
+    """The method of one layer."""
+    return Method(key_tokens(config, layer), config.budget, config.n_sink, config.recent or 0)
+
+
+def build(config: KeyformerConfig, layers: Sequence[LayerInfo]) -> list[Method]:
+    """One method per layer."""
+    if config.recent == 0:
+        warnings.warn(
+            "keyformer with recent=0 evicts most new rows at once and the text breaks; set recent"
+            " (the paper: 20 to 30 % of the budget)",
+            stacklevel=2,
+        )
+    return [keyformer(config, layer) for layer in layers]

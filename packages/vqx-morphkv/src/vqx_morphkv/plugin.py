@@ -1,0 +1,27 @@
+"""What the plugin registers; the method is imported inside the hook, so that discovery costs nothing."""
+
+import vqx
+
+
+@vqx.hookimpl
+def vqx_methods() -> list[vqx.MethodSpec]:
+    from vqx_morphkv.method import MorphKVConfig, build
+
+    return [
+        vqx.MethodSpec(
+            name="morphkv",
+            summary="rows that the last few queries attend to",
+            paper="arXiv 2503.00979",
+            config=MorphKVConfig,
+            build=build,
+        )
+    ]
+
+
+@vqx.hookimpl
+def vqx_collapses() -> list[vqx.Collapse]:
+    tova = vqx.Setting("tova", {"heads": "each", "keep_newest": True})
+    return [
+        vqx.Collapse(vqx.Setting("morphkv", {"window": 1}), tova),
+        vqx.Collapse(vqx.Setting("morphkv", {"window": 1, "fuse": "max"}), tova),
+    ]

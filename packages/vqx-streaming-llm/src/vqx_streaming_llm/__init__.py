@@ -1,0 +1,5 @@
+"""StreamingLLM for vqx: keep the first rows and the newest."""
+
+from vqx_streaming_llm.method import StreamingConfig
+
+__all__ = ["StreamingConfig"]

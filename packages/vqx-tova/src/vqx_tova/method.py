@@ -1,0 +1,53 @@
+"""TOVA: keep the rows that the latest query attends to.
+
+Oren et al., "Transformers are Multi-State RNNs", EMNLP 2024, arXiv 2401.06104, section 3.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vqx import LayerInfo, Method, Scorer
+from vqx.options import one_of, room_beside
+
+
+@dataclass(frozen=True, kw_only=True)
+class TovaConfig:
+    """Options of TOVA; ``budget`` rows stay in each layer.
+
+    Raises:
+        ValueError: a budget that leaves no room beside the protected rows, an unknown ``heads``.
+    """
+
+    budget: int
+    n_sink: int = 4
+    """First positions that are never evicted (the paper: 0)."""
+    heads: Literal["layer", "each"] = "layer"
+    """``layer``: one kept set for all heads, by the mean over the layer's query heads (the paper);
+    ``each``: every key-value head ranks alone."""
+    keep_newest: bool = True
+    """Shield the newest row; False is the paper, where it may go."""
+
+    def __post_init__(self) -> None:
+        one_of("heads", self.heads, ("layer", "each"))
+        room_beside(self.budget, self.n_sink, int(self.keep_newest), "keep_newest")
+
+
+def last_attention(config: TovaConfig) -> Scorer:
+    """The attention of the last query."""
+
+    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
+        each = last.weights().mean(axis=2).mean(axis=2)
+        return each.mean(axis=1, keepdims=True) if config.heads == "layer" else each
+
+    return Scorer(score=score, window=1)
+
+
+def tova(config: TovaConfig) -> Method:
+    """The method of one layer."""
+    return Method(last_attention(config), config.budget, config.n_sink, recent=int(config.keep_newest))
+
+
+def build(config: TovaConfig, layers: Sequence[LayerInfo]) -> list[Method]:
+    """One method per layer."""
+    return [tova(config)] * len(layers)
