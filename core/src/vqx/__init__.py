@@ -1,21 +1,33 @@
 """vqx: bound the memory of a language model's key-value cache on MLX; keep the rows that matter."""
 
+from typing import TYPE_CHECKING, Any
+
 from vqx import blas as _blas
 
 _blas.preload()  # before the first import of mlx
 
-from vqx.adapted import KVCacheBuilder, KVCacheConfig  # noqa: E402
 from vqx.cache import EvictingCache  # noqa: E402
 from vqx.hookspecs import hookimpl  # noqa: E402
-from vqx.host import attach, detach, make_cache  # noqa: E402
 from vqx.options import Options  # noqa: E402
 from vqx.registry import PluginError, UnknownMethod, registry  # noqa: E402
 from vqx.scorers import Arrivals, Method, Scorer, accumulated  # noqa: E402
 from vqx.spec import Collapse, LayerInfo, MethodSpec, Setting  # noqa: E402
 
+if TYPE_CHECKING:
+    from vqx.adapted import KVCacheBuilder, KVCacheConfig
+    from vqx.host import attach, detach, make_cache
+
 names = registry.names
 load = registry.load
 register = registry.register
+
+_LATE = {  # mlx-lm takes seconds to import, and listing methods does not need it
+    "KVCacheBuilder": "vqx.adapted",
+    "KVCacheConfig": "vqx.adapted",
+    "attach": "vqx.host",
+    "detach": "vqx.host",
+    "make_cache": "vqx.host",
+}
 
 __all__ = [
     "Arrivals",
@@ -40,3 +52,11 @@ __all__ = [
     "names",
     "register",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'vqx' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LATE[name]), name)

@@ -60,4 +60,4 @@ class KVCacheBuilder:
                 " keys keep the rotation the model gave them",
                 stacklevel=2,
             )
-        return make_cache(model, config.method, **config.options, queries="keys", cadence="token")
+        return make_cache(model, config.method, **{"queries": "keys", "cadence": "token", **config.options})

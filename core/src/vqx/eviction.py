@@ -4,8 +4,12 @@ Sinks and recent rows are safe, higher scores stay, ties evict the oldest, NaN c
 """
 
 import mlx.core as mx
+import numpy as np
 
 NEVER = 2**31 - 1
+
+LARGEST = float(np.finfo(np.float32).max)
+"""What an infinite score counts as: only protected rows stand above it."""
 
 
 def safe(position: mx.array, newest: int, n_sink: int, recent: int) -> mx.array:
@@ -15,7 +19,7 @@ def safe(position: mx.array, newest: int, n_sink: int, recent: int) -> mx.array:
 
 def guarded(score: mx.array, protected: mx.array) -> mx.array:
     """Scores with the protected rows on top and NaN at the bottom, ``[B, H, n]`` float32."""
-    score = mx.where(mx.isnan(score), -mx.inf, score.astype(mx.float32))
+    score = mx.where(mx.isnan(score), -mx.inf, mx.minimum(score.astype(mx.float32), LARGEST))
     return mx.where(protected, mx.inf, score)
 
 

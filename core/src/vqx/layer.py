@@ -139,7 +139,7 @@ def watch(
         sinks=sinks,
         generated=max(layer.generated - 1, 0),
     )
-    columns = dict(scorer.observe(layer.rows.columns, block))
+    columns = {**layer.rows.columns, **scorer.observe(layer.rows.columns, block)}
     return layer._replace(rows=layer.rows._replace(columns=columns))
 
 

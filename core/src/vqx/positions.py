@@ -34,17 +34,34 @@ def rotary_of(rope: Rope, width: int) -> Rotary:
         width: head dimension D.
 
     Raises:
-        ValueError: where turning by a and then by b is not turning by a + b.
+        ValueError: where turning by a and then by b is not turning by a + b, or where keys cannot be
+            turned by different amounts at once.
     """
-    probe = mx.random.normal((1, 1, 1, width), key=mx.random.key(0))
-    rotary = Rotary(rope, rope(mx.ones((1, 1, 1, width)), offset=0).reshape(width))
-    for start, delta in ((3, 5), (700, -650), (9000, -8999), (4000, 2000)):
-        once = rope(probe, offset=start + delta)
-        twice = rotary.turn(rope(probe, offset=start), mx.full((1, 1, 1), delta))
-        if not mx.allclose(once, twice, rtol=0, atol=2e-3 * mx.abs(once).max().item()):
-            raise ValueError(
-                f"positions='compact' cannot be right for {type(rope).__name__}: turning a key from"
-                f" position {start} by {delta} does not give the key at {start + delta};"
-                " use positions='absolute'"
-            )
+    who = f"positions='compact' cannot be right for {type(rope).__name__}"
+    try:
+        rotary = Rotary(rope, rope(mx.ones((1, 1, 1, width)), offset=0).reshape(width))
+        wrong = _first_wrong_turn(rotary, width)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{who}: it does not take an offset for each key ({error});"
+            " use positions='absolute'"
+        ) from error
+    if wrong is not None:
+        start, delta = wrong
+        raise ValueError(
+            f"{who}: turning a key from position {start} by {delta} does not give the key at"
+            f" {start + delta}; use positions='absolute'"
+        )
     return rotary
+
+
+def _first_wrong_turn(rotary: Rotary, width: int) -> tuple[int, int] | None:
+    """A position and a turn from it that do not add up, two keys being turned at once."""
+    probe = mx.random.normal((1, 1, 1, width), key=mx.random.key(0))
+    for start, delta in ((3, 5), (700, -650), (9000, -8999), (4000, 2000)):
+        received = rotary.rope(probe, offset=start)
+        there = mx.concatenate([rotary.rope(probe, offset=start + delta), received], axis=2)
+        turned = rotary.turn(mx.concatenate([received, received], axis=2), mx.array([[[delta, 0]]]))
+        if not mx.allclose(there, turned, rtol=0, atol=2e-3 * mx.abs(there).max().item()):
+            return start, delta
+    return None

@@ -4,9 +4,10 @@ Listing names imports no plugin, and one broken plugin does not take the others 
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, distribution, entry_points
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pluggy
 
@@ -37,23 +38,22 @@ class Registry:
 
     def __init__(self, *, discover: bool = True) -> None:
         self._discover = discover
-        self._manager = pluggy.PluginManager("vqx")
-        self._manager.add_hookspecs(Hooks)
+        self._manager = _manager()
         self._loaded: dict[str, MethodSpec] = {}
+        self._by_hand: dict[str, object] = {}  # a method's name -> the plugin object that brings it
 
     def installed(self) -> list[Installed]:
-        """Every method's name with its distribution, sorted; no plugin is imported."""
-        found = {name: Installed(name, "", "") for name in self._loaded}
-        for entry in self._entries():
-            dist = entry.dist
-            found[entry.name] = Installed(
-                entry.name, dist.name if dist else "", dist.version if dist else ""
-            )
-        return [found[name] for name in sorted(found)]
+        """Every method's name with its distribution, sorted; no plugin is imported.
+
+        A name that two distributions bring stands there twice, and does not load.
+        """
+        by_hand = [Installed(name, "", "") for name in self._by_hand]
+        packaged = [Installed(entry.name, *_origin(entry)) for entry in self._entries()]
+        return sorted({*by_hand, *packaged})
 
     def names(self) -> list[str]:
         """Every method's name, sorted; no plugin is imported."""
-        return [method.name for method in self.installed()]
+        return sorted({method.name for method in self.installed()})
 
     def load(self, name: str) -> MethodSpec:
         """The method of that name; only its plugin is imported.
@@ -62,17 +62,8 @@ class Registry:
             UnknownMethod: no plugin brings it; the message says what is installed and what to install.
             PluginError: its plugin is broken, or two distributions bring the name.
         """
-        if name in self._loaded:
-            return self._loaded[name]
-        entries = [entry for entry in self._entries() if entry.name == name]
-        if not entries:
-            raise UnknownMethod(self._unknown(name))
-        if len({entry.dist.name if entry.dist else "" for entry in entries}) > 1:
-            both = " and ".join(sorted(entry.dist.name for entry in entries if entry.dist))
-            raise PluginError(f"method {name!r} comes from {both}: uninstall one of them")
-        self._import(entries[0])
         if name not in self._loaded:
-            raise PluginError(f"{_who(entries[0])} declares the method {name!r} and does not bring it")
+            self._loaded[name] = self._import(self._entry(name))
         return self._loaded[name]
 
     def register(self, plugin: object) -> list[str]:
@@ -80,20 +71,23 @@ class Registry:
 
         ``plugin`` is a module or an instance with ``@vqx.hookimpl`` methods. Registering a name again
         replaces the method registered by hand before.
+
+        Raises:
+            PluginError: the plugin is broken, or one of its names is installed as a package.
         """
-        self._manager.register(plugin)
-        try:
-            self._manager.check_pending()
-            methods = self._methods(plugin, type(plugin).__name__)
-            taken = {entry.name for entry in self._entries()} & {spec.name for spec in methods}
-            if taken:
-                raise PluginError(
-                    f"method {sorted(taken)[0]!r} is already installed as a package: choose another name"
-                )
-        except Exception:
-            self._manager.unregister(plugin)
-            raise
+        methods = _methods(plugin, _name(plugin))
+        taken = {entry.name for entry in self._entries()} & {spec.name for spec in methods}
+        if taken:
+            raise PluginError(
+                f"method {min(taken)!r} is already installed as a package: choose another name"
+            )
+        before = list(self._by_hand.values())
+        self._by_hand.update({spec.name: plugin for spec in methods})
         self._loaded.update({spec.name: spec for spec in methods})
+        for old in before:
+            if old not in self._by_hand.values() and self._manager.is_registered(old):
+                self._manager.unregister(old)
+        self._keep(plugin)
         return [spec.name for spec in methods]
 
     def collapses(self) -> list[Collapse]:
@@ -109,42 +103,80 @@ class Registry:
     def _entries(self) -> list[EntryPoint]:
         return list(entry_points(group=GROUP)) if self._discover else []
 
-    def _import(self, entry: EntryPoint) -> None:
-        """Import one plugin, check its hooks and its protocol."""
+    def _entry(self, name: str) -> EntryPoint:
+        """The one entry point of that name."""
+        entries = [entry for entry in self._entries() if entry.name == name]
+        if not entries:
+            raise UnknownMethod(self._unknown(name))
+        owners = sorted({_origin(entry)[0] for entry in entries})
+        if len(owners) > 1:
+            raise PluginError(f"method {name!r} comes from {' and '.join(owners)}: uninstall one of them")
+        return entries[0]
+
+    def _import(self, entry: EntryPoint) -> MethodSpec:
+        """Import one plugin and check it; the method of its entry point."""
+        who = " ".join(_origin(entry))
         try:
             plugin = entry.load()
-            if not self._manager.is_registered(plugin):
-                self._manager.register(plugin)
-                self._manager.check_pending()
-            methods = self._methods(plugin, _who(entry))
-        except PluginError:
-            raise
         except Exception as error:
-            raise PluginError(
-                f"{_who(entry)} could not be loaded by {_ours()}: {type(error).__name__}: {error}"
-            ) from error
-        self._loaded.update({spec.name: spec for spec in methods})
+            raise PluginError(_broken(who, error)) from error
+        methods = {spec.name: spec for spec in _methods(plugin, who)}
+        if entry.name not in methods:
+            brings = ", ".join(map(repr, methods)) or "none"
+            raise PluginError(f"{who} declares the method {entry.name!r} and brings {brings}")
+        self._keep(plugin)
+        return methods[entry.name]
 
-    def _methods(self, plugin: Any, who: str) -> list[MethodSpec]:
-        hook = getattr(plugin, "vqx_methods", None)
-        methods = list(hook()) if hook is not None else []
-        for spec in methods:
-            if spec.protocol != PROTOCOL:
-                newer = "vqx" if spec.protocol > PROTOCOL else "the plugin"
-                raise PluginError(
-                    f"{who} speaks protocol {spec.protocol}, {_ours()} speaks {PROTOCOL}: upgrade {newer}"
-                )
-        return methods
+    def _keep(self, plugin: object) -> None:
+        """Let the plugin's hooks be called from now on; its old ones, if it was reloaded, no longer."""
+        if self._manager.is_registered(plugin):
+            self._manager.unregister(plugin)
+        self._manager.register(plugin, name=f"{_name(plugin)} at {id(plugin)}")
 
     def _unknown(self, name: str) -> str:
         names = self.names()
         close = difflib.get_close_matches(name, names, 1)
-        meant = f" Did you mean {close[0]!r}?" if close else f" Try: pip install vqx-{name}"
-        return f"no method {name!r}; installed: {', '.join(names) or 'none'}.{meant}"
+        package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        hint = f"Did you mean {close[0]!r}?" if close else f"Try: pip install vqx-{package}"
+        return f"no method {name!r}; installed: {', '.join(names) or 'none'}. {hint}"
 
 
-def _who(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else f"plugin {entry.name!r}"
+def _manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager("vqx")
+    manager.add_hookspecs(Hooks)
+    return manager
+
+
+def _methods(plugin: object, who: str) -> list[MethodSpec]:
+    """Check the plugin's hooks and protocol in a manager of its own, so that nothing broken stays."""
+    trial = _manager()
+    try:
+        trial.register(plugin)
+        trial.check_pending()
+        methods = [spec for several in trial.hook.vqx_methods() for spec in several]
+        protocols = {spec.protocol for spec in methods}
+    except Exception as error:
+        raise PluginError(_broken(who, error)) from error
+    for name in vars(Hooks):
+        if name.startswith("vqx_") and hasattr(plugin, name) and not getattr(trial.hook, name).get_hookimpls():
+            raise PluginError(f"{who} has a {name} without @vqx.hookimpl, which would never be called")
+    for protocol in protocols - {PROTOCOL}:
+        old = "vqx" if protocol > PROTOCOL else "the plugin"
+        raise PluginError(f"{who} speaks protocol {protocol}, {_ours()} speaks {PROTOCOL}: upgrade {old}")
+    return methods
+
+
+def _broken(who: str, error: Exception) -> str:
+    return f"{who} could not be loaded by {_ours()}: {type(error).__name__}: {error}"
+
+
+def _name(plugin: object) -> str:
+    return getattr(plugin, "__name__", None) or type(plugin).__name__
+
+
+def _origin(entry: EntryPoint) -> tuple[str, str]:
+    """The distribution of an entry point and its version."""
+    return (entry.dist.name, entry.dist.version) if entry.dist else (entry.value, "")
 
 
 def _ours() -> str:

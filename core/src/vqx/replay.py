@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from vqx.eviction import LARGEST
 from vqx.rows import Rows, filled
 from vqx.scorers import Method, Temperature
 
@@ -58,19 +59,24 @@ class HostBlock(NamedTuple):
         return seen.astype(np.float32)
 
     def weights(self, *, old: int = 0, fuse_logits: bool = False, causal: bool = True) -> Floats:
-        logits = self.logits.sum(axis=2, keepdims=True) if fuse_logits else self.logits
+        logits, seen = self.logits, self
+        if fuse_logits:
+            logits = logits.sum(axis=2, keepdims=True)
+            if self.sinks is not None:
+                seen = self._replace(sinks=self.sinks.sum(axis=2, keepdims=True))
         row = self.position[:, :, None, None]
         if old:
             hidden = row > self.start + self.length - 1 - old
             return np.where(hidden, 0.0, _softmax(np.where(hidden, -1e30, logits))).astype(np.float32)
         if not causal:
-            return self._softmax(logits)
+            return seen._softmax(logits)
         query = np.arange(self.start, self.start + self.length)[:, None]
-        return self._softmax(np.where(row > query, np.float32(-1e30), logits))
+        return seen._softmax(np.where(row > query, np.float32(-1e30), logits))
 
     def _softmax(self, logits: Floats) -> Floats:
         if self.sinks is None:
             return _softmax(logits)
+        logits = np.ascontiguousarray(logits)
         top = np.maximum(logits.max(axis=-1, keepdims=True), self.sinks)
         weights = np.exp(logits - top)
         return weights / (weights.sum(axis=-1, keepdims=True) + np.exp(self.sinks - top))
@@ -152,7 +158,7 @@ def _tile(
 def _victim(score: Floats, position: Ints, newest: int, method: Method) -> Ints:
     """The slot ``[B, H, 1]`` of the lowest unprotected score, of the oldest row among equals."""
     safe = (position < method.n_sink) | (position > newest - method.recent)
-    score = np.where(np.isnan(score), -np.inf, score)
+    score = np.where(np.isnan(score), -np.inf, np.minimum(score, LARGEST))
     score = np.where(safe, np.inf, score)
     lowest = score == score.min(axis=2, keepdims=True)
     return np.argmin(np.where(lowest, position, np.iinfo(np.int64).max), axis=2, keepdims=True)
@@ -191,5 +197,6 @@ def _mean(weights: Floats) -> Floats:
 
 
 def _softmax(logits: Floats) -> Floats:
+    logits = np.ascontiguousarray(logits)  # so that no lane beside changes the order of additions
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)

@@ -41,7 +41,7 @@ class H2OConfig:
         one_of("normalise", self.normalise, (None, "seen"))
         room_beside(self.budget, self.n_sink, self.recent or 0)
         room_beside(self.budget, self.n_sink, self.grace, "grace")
-        if not 0 < self.decay <= 1:
+        if not isinstance(self.decay, (int, float)) or not 0 < self.decay <= 1:
             raise ValueError(f"decay={self.decay!r}: give a number above 0 and at most 1 (1: nothing fades)")
 
     @property

@@ -4,16 +4,17 @@ Adnan et al., "Keyformer: KV Cache Reduction through Key Tokens Selection for Ef
 Inference", MLSys 2024, arXiv 2403.09054, equations 9 and 10, algorithm 1.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import mlx.core as mx
+import numpy as np
 from vqx import Arrivals, LayerInfo, Method, Scorer, accumulated
 from vqx.options import at_least, not_negative, one_of, room_beside
 
-from vqx_keyformer.noise import gumbel
+from vqx_keyformer.noise import gumbel, redrawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +82,24 @@ def key_tokens(config: KeyformerConfig, layer: LayerInfo) -> Scorer:
         return mass._replace(init=init, score=_noisy_rank(config.temperature))
 
     def observe(stats: Mapping[str, Any], attention: Any) -> Mapping[str, Any]:
-        gained = attention.mass(itself=itself, temperature=config.temperature, noise=stats["noise"])
+        noise = _anew(config, layer, attention) if config.redraw else stats["noise"]
+        gained = attention.mass(itself=itself, temperature=config.temperature, noise=noise)
         return {**stats, "mass": stats["mass"] + gained}
 
+    if config.redraw:
+        return mass._replace(observe=observe)
     return mass._replace(init=init, observe=observe)
+
+
+def _anew(config: KeyformerConfig, layer: LayerInfo, attention: Any) -> Any:
+    """This block's own draw for the rows that it sees, ``[B, H, n]``."""
+    position = attention.position
+    heads, seen = position.shape[1], attention.start + attention.length
+    drawn = redrawn(config.seed, layer.number, heads, attention.start, seen)
+    each_head = np.arange(heads)[:, None]
+    if isinstance(position, mx.array):
+        return mx.array(drawn)[mx.array(each_head), position]
+    return drawn[each_head, position]
 
 
 def _noisy_rank(temperature: Callable[[int], float]) -> Callable[[Mapping[str, Any], Any, int], Any]:

@@ -23,10 +23,19 @@ def gumbel(seed: int, layer: int, heads: int, start: int, length: int) -> npt.ND
 
 @functools.lru_cache(maxsize=512)
 def _block(seed: int, layer: int, heads: int, number: int) -> npt.NDArray[np.float32]:
-    each = [
-        np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, layer, head, number])))
-        for head in range(heads)
-    ]
-    uniform = np.stack([generator.random(BLOCK) for generator in each])
+    return _draw([np.random.SeedSequence([seed, layer, head, number]) for head in range(heads)], BLOCK)
+
+
+def redrawn(seed: int, layer: int, heads: int, start: int, length: int) -> npt.NDArray[np.float32]:
+    """A fresh draw for the block of queries from position ``start`` on: ``[H, length]``, by row position.
+
+    It is drawn anew for every row seen so far at each call: an ablation, not made for speed.
+    """
+    seeds = [np.random.SeedSequence([seed, layer, head], spawn_key=(start,)) for head in range(heads)]
+    return _draw(seeds, length)
+
+
+def _draw(seeds: list[np.random.SeedSequence], length: int) -> npt.NDArray[np.float32]:
+    uniform = np.stack([np.random.Generator(np.random.Philox(seed)).random(length) for seed in seeds])
     # random() lies in [0, 1): the smallest double keeps the outer logarithm finite
     return (-np.log(-np.log(np.maximum(uniform, 5e-324)))).astype(np.float32)

@@ -1,0 +1,45 @@
+"""For the tests of plugins: streams, a driver, and the laws that every eviction method keeps.
+
+It needs the extra ``vqx[testing]``. A plugin's ``test_laws.py`` is a few lines:
+
+    from vqx.testing import MethodLaws
+
+    class TestLaws(MethodLaws):
+        method = "h2o"
+        settings = ({}, {"decay": 0.9})
+"""
+
+import pytest
+
+pytest.register_assert_rewrite("vqx.testing.laws")
+
+from vqx.testing.driving import (  # noqa: E402
+    Kept,
+    Step,
+    Walk,
+    cache_of,
+    feed,
+    forward,
+    remaining,
+    same_bits,
+    walk,
+)
+from vqx.testing.laws import MethodLaws  # noqa: E402
+from vqx.testing.streams import STREAMS, Shape, Stream, stream  # noqa: E402
+
+__all__ = [
+    "STREAMS",
+    "Kept",
+    "MethodLaws",
+    "Shape",
+    "Step",
+    "Stream",
+    "Walk",
+    "cache_of",
+    "feed",
+    "forward",
+    "remaining",
+    "same_bits",
+    "stream",
+    "walk",
+]

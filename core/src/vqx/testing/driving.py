@@ -1,0 +1,122 @@
+"""Feed a stream to a cache as a model would, and record what the cache holds."""
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from vqx.build import methods_for, spec_of
+from vqx.cache import EvictingCache
+from vqx.layer import settle
+from vqx.options import Options
+from vqx.rows import filled
+from vqx.scorers import Method
+from vqx.spec import LayerInfo
+from vqx.testing.streams import Stream, stream
+
+BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+
+
+def cache_of(method: str, engine: Options, **options: Any) -> EvictingCache:
+    """The cache of one layer, number 0; ``engine.queries`` must be set."""
+    layer = LayerInfo(0, engine.queries or "model")
+    return EvictingCache(methods_for(spec_of(method), options, [layer])[0], engine)
+
+
+def forward(cache: EvictingCache, part: Stream) -> tuple[mx.array, mx.array]:
+    """One forward, with the model's own queries where the cache reads them: what attention gets."""
+    mask = cache.make_mask(part.length)
+    keys, values = cache.update_and_fetch(part.keys, part.values)
+    if cache.plan.options.queries == "model":
+        cache.observe(part.queries, keys, part.keys.shape[-1] ** -0.5, mask, None)
+    return keys, values
+
+
+def feed(cache: EvictingCache, tokens: Stream, lengths: Iterable[int], start: int = 0) -> EvictingCache:
+    """Forwards of these lengths from token ``start`` on."""
+    for first, last in _spans(lengths, start):
+        forward(cache, tokens.cut(first, last))
+    return cache
+
+
+class Kept(NamedTuple):
+    """The rows that remain for the next forward, oldest first."""
+
+    keys: mx.array  # [B, H, n, D]
+    values: mx.array  # [B, H, n, Dv]
+    position: npt.NDArray[np.int32]  # [B, H, n]
+    columns: Mapping[str, npt.NDArray[Any]]  # each [B, H, n]
+
+
+def remaining(cache: EvictingCache) -> Kept:
+    """What the next forward will find; the cache itself is left as it is."""
+    if cache.layer is None:
+        raise ValueError("the cache is empty: feed it first")
+    # room for two rows: with room for one, settling names a slot instead of dropping its row
+    rows = settle(cache.plan, cache.layer, room=2)[0].rows
+    order = mx.argsort(rows.position, axis=2)
+    keys, values = (mx.take_along_axis(array, order[..., None], axis=2) for array in filled(rows))
+    position = np.array(mx.take_along_axis(rows.position, order, axis=2))
+    columns = {name: np.array(mx.take_along_axis(c, order, axis=2)) for name, c in rows.columns.items()}
+    return Kept(keys, values, position, columns)
+
+
+def same_bits(one: mx.array, other: mx.array) -> bool:
+    """Equal shapes, types and bits (so that NaN equals NaN)."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    bits = BITS[one.dtype.size]
+    return bool(mx.array_equal(one.view(bits), other.view(bits)).item())
+
+
+class Step(NamedTuple):
+    """One forward of tokens ``start`` to ``stop - 1``."""
+
+    start: int
+    stop: int
+    position: npt.NDArray[np.int32]  # [B, H, n], rows held during it, as stored
+    strays: int  # rows among them that are not, bit for bit, what was offered at their position
+    tokens_kept: int  # what the cache says remains after it
+    offset: int
+
+    @property
+    def kept(self) -> npt.NDArray[np.int32]:
+        """Positions kept from before, ``[B, H, m]``, oldest first."""
+        ordered = np.sort(self.position, axis=2)
+        return ordered[..., : ordered.shape[2] - (self.stop - self.start)]
+
+
+class Walk(NamedTuple):
+    """A whole stream through a cache, forward by forward."""
+
+    method: Method
+    steps: tuple[Step, ...]
+
+
+PROMPT = (7, 20, 1, 13)
+"""Chunks of a walk, one of them larger than the law's budget; single tokens follow."""
+
+
+@functools.lru_cache(maxsize=1024)
+def walk(method: str, engine: Options, setting: tuple[tuple[str, Any], ...], name: str) -> Walk:
+    """The stream called ``name`` under a method's setting: the prompt in chunks, then token by token."""
+    tokens, cache = stream(name), cache_of(method, engine, **dict(setting))
+    offered = np.array(tokens.keys), np.array(tokens.values)
+    lengths = [*PROMPT, *[1] * (tokens.length - sum(PROMPT))]
+    steps = []
+    for first, last in _spans(lengths, 0):
+        held = [np.array(array) for array in forward(cache, tokens.cut(first, last))]
+        position = np.array(cache.position)
+        wrong = np.zeros(position.shape, bool)
+        for array, right in zip(held, offered, strict=True):
+            wrong |= (array != np.take_along_axis(right, position[..., None], axis=2)).any(axis=-1)
+        steps.append(Step(first, last, position, int(wrong.sum()), cache.tokens_kept, cache.offset))
+    return Walk(cache.plan.method, tuple(steps))
+
+
+def _spans(lengths: Iterable[int], start: int) -> Iterator[tuple[int, int]]:
+    return itertools.pairwise(itertools.accumulate(lengths, initial=start))

@@ -1,0 +1,272 @@
+"""The laws that every eviction method keeps, as tests that a plugin inherits.
+
+They say what no method may do, whatever its scores: lose a protected row, invent or move one, exceed the
+budget, or depend on what stands beside it.
+"""
+
+import copy
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import vqx
+from vqx.build import split_options
+from vqx.cache import EvictingCache
+from vqx.options import Options, Queries
+from vqx.testing.driving import PROMPT, Kept, Walk, cache_of, feed, forward, remaining, same_bits, walk
+from vqx.testing.streams import Stream, stream
+
+QUERIES: tuple[Queries, ...] = ("keys", "centred-keys", "model")
+
+ENGINES = [
+    *(Options(queries=queries, cadence="token") for queries in QUERIES),
+    *(Options(queries=queries, interval=interval) for queries in QUERIES for interval in (1, 4)),
+]
+
+Setting = Mapping[str, Any]
+
+
+class MethodLaws:
+    """Inherit, name the method, list the settings to try; pytest collects the laws under your class.
+
+    Every law runs at every setting, with keys, centred keys and true queries, in token cadence and in block
+    cadence with intervals 1 and 4.
+    """
+
+    method: ClassVar[str]
+    """The method's name, as in ``vqx.load(method)``."""
+    settings: ClassVar[Sequence[Setting]] = ({},)
+    """Options to try beside the budget, where each key-value head is ranked alone. No setting may warn, nor
+    depend on whether a token belongs to the prompt."""
+    pooled_settings: ClassVar[Sequence[Setting]] = ()
+    """Options at which the heads of a layer are ranked together: only batch rows are held apart."""
+    budget: ClassVar[int] = 16
+    """Rows per layer; the streams are 64 tokens long, in chunks of up to 20."""
+    streams: ClassVar[Sequence[str]] = ("topics", "duplicates", "tiny newest", "dominant sink")
+    """Streams for the laws on what a forward finds."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Fill in the arguments that the laws name."""
+        axes: dict[str, Sequence[Any]] = {
+            "setting": [*self.settings, *self.pooled_settings],
+            "engine": ENGINES,
+            "queries": QUERIES,
+            "dtype": [mx.float32, mx.float16, mx.bfloat16],
+        }
+        for name, values in axes.items():
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, values, ids=[_label(value) for value in values])
+
+    # what a forward finds
+
+    def test_the_budget_is_never_exceeded_between_forwards(self, setting: Setting, engine: Options) -> None:
+        for name, walked in self._walks(setting, engine):
+            budget, slack = walked.method.budget, engine.interval - 1
+            for step in walked.steps:
+                decoding = step.stop - step.start == 1
+                assert step.tokens_kept <= budget + (slack if decoding else 0), (name, step.stop)
+                assert step.kept.shape[2] <= budget + slack, (name, step.stop)
+                if decoding:
+                    assert step.position.shape[2] <= budget + engine.interval, (name, step.stop)
+
+    def test_what_the_cache_says_remains_does_remain(self, setting: Setting, engine: Options) -> None:
+        for name, walked in self._walks(setting, engine):
+            for step, following in itertools.pairwise(walked.steps):
+                assert step.tokens_kept == following.kept.shape[2], (name, step.stop)
+                for kept, held in zip(_lanes(following.kept), _lanes(step.position), strict=True):
+                    assert set(kept) <= set(held), f"{name}: a row came back at token {step.stop}"
+
+    def test_sinks_and_recent_rows_survive(self, setting: Setting, engine: Options) -> None:
+        for name, walked in self._walks(setting, engine):
+            for step in walked.steps[1:]:
+                sinks = np.arange(min(walked.method.n_sink, step.start))
+                recent = np.arange(max(step.start - walked.method.recent, 0), step.start)
+                for lane in _lanes(step.kept):
+                    assert np.isin(sinks, lane).all(), f"{name}: a sink went before token {step.start}"
+                    assert np.isin(recent, lane).all(), f"{name}: a recent row went before token {step.start}"
+
+    def test_kept_rows_are_the_offered_ones_bit_for_bit(self, setting: Setting, engine: Options) -> None:
+        for name, walked in self._walks(setting, engine):
+            assert [step.strays for step in walked.steps] == [0] * len(walked.steps), name
+
+    def test_positions_are_distinct_and_new_rows_stand_last(self, setting: Setting, engine: Options) -> None:
+        for name, walked in self._walks(setting, engine):
+            for step in walked.steps:
+                assert (np.diff(np.sort(step.position, axis=2)) > 0).all(), (name, step.start)
+                new = np.arange(step.start, step.stop)
+                if len(new) > 1:  # one token sees everything: its row may stand anywhere
+                    assert (step.position[..., -len(new) :] == new).all(), (name, step.start)
+                assert (step.position == step.stop - 1).any(axis=2).all(), (name, step.start)
+
+    def test_the_offset_counts_the_tokens_seen(self, setting: Setting, engine: Options) -> None:
+        for name, walked in self._walks(setting, engine):
+            assert [step.offset for step in walked.steps] == [step.stop for step in walked.steps], name
+
+    def test_all_rows_are_returned_as_offered_before_the_first_eviction(
+        self, setting: Setting, engine: Options
+    ) -> None:
+        tokens, cache, seen = stream("gaussian"), self._cache(setting, engine), 0
+        for length in (3, 1, 1, self.budget - 6, 1):
+            seen += length
+            held = forward(cache, tokens.cut(seen - length, seen))
+            offered = tokens.cut(0, seen)
+            for keys, values in (held, cache.keys_and_values()):
+                assert same_bits(keys, offered.keys)
+                assert same_bits(values, offered.values)
+        assert seen == cache.tokens_kept == self.budget
+
+    def test_rows_keep_their_dtype_and_statistics_are_float32(
+        self, setting: Setting, engine: Options, dtype: mx.Dtype
+    ) -> None:
+        tokens = stream("gaussian").astype(dtype)
+        cache = self._fed(setting, engine, tokens)
+        kept = remaining(cache)
+        where = mx.array(kept.position)[..., None]
+        for rows, held, offered in zip(kept[:2], cache.keys_and_values(), tokens[1:], strict=True):
+            assert rows.dtype == held.dtype == dtype
+            assert same_bits(rows, mx.take_along_axis(offered, where, axis=2))
+        assert {column.dtype for column in kept.columns.values()} <= {np.dtype(np.float32)}
+
+    # what it must not depend on
+
+    def test_token_cadence_does_not_see_how_the_stream_was_cut(
+        self, setting: Setting, queries: Queries
+    ) -> None:
+        engine = Options(queries=queries, cadence="token")
+        for name in ("topics", "tiny newest"):
+            tokens = stream(name)
+            every, first = tokens.length, self.budget + 1
+            one, *others = (
+                remaining(feed(self._cache(setting, engine), tokens, lengths))
+                for lengths in ([1] * every, [every], [first, every - first], [*[5] * 9, 1, every - 46])
+            )
+            assert one.position.shape[2] == self.budget
+            for other in others:
+                _alike(other, one, name)
+
+    def test_batch_rows_and_heads_do_not_see_each_other(self, setting: Setting, engine: Options) -> None:
+        tokens, others = stream("gaussian"), stream("topics")
+        together = remaining(self._fed(setting, engine, tokens))
+        for row in range(2):
+            alone = remaining(self._fed(setting, engine, tokens.lanes(batch=slice(row, row + 1))))
+            _alike(alone, _lane(together, slice(row, row + 1), slice(None)), f"batch row {row}")
+        if setting in self.pooled_settings:
+            return
+        alone = remaining(self._fed(setting, engine, tokens.lanes(heads=slice(0, 1))))
+        _alike(alone, _lane(together, slice(None), slice(0, 1)), "head 0 without head 1")
+        half = others.lanes(heads=slice(0, 1)), tokens.lanes(heads=slice(1, 2))
+        mixed = Stream(*(mx.concatenate([*pair], axis=1) for pair in zip(*half, strict=True)))
+        beside = _lane(remaining(self._fed(setting, engine, mixed)), slice(None), slice(1, 2))
+        _alike(beside, _lane(together, slice(None), slice(1, 2)), "head 1 beside another head 0")
+
+    def test_same_options_keep_the_same_rows(self, setting: Setting, engine: Options) -> None:
+        one, other = (remaining(self._fed(setting, engine, stream("duplicates"))) for _ in range(2))
+        assert np.array_equal(one.position, other.position)
+        assert same_bits(one.keys, other.keys)
+        for name, column in one.columns.items():
+            assert np.array_equal(column, other.columns[name]), name
+
+    def test_a_copy_of_a_cache_continues_alike(self, setting: Setting, engine: Options) -> None:
+        tokens, others = stream("gaussian"), stream("topics")
+        half = sum(PROMPT)
+        cache = feed(self._cache(setting, engine), tokens, PROMPT)
+        twin = copy.deepcopy(cache)
+        feed(cache, others, [1] * (others.length - half), half)
+        feed(twin, tokens, [1] * (tokens.length - half), half)
+        straight = remaining(self._fed(setting, engine, tokens))
+        assert np.array_equal(remaining(twin).position, straight.position)
+        assert not same_bits(remaining(cache).keys, straight.keys)
+
+    # what it refuses
+
+    def test_nan_keys_are_refused_and_nothing_is_lost(self, setting: Setting, engine: Options) -> None:
+        tokens, cache = stream("gaussian"), self._cache(setting, engine)
+        broken = Stream(*(mx.array(array) for array in tokens))
+        broken.keys[1, 0, 9, 2] = mx.nan
+        feed(cache, broken, [7, 5])
+        with pytest.raises(ValueError, match="NaN"):
+            forward(cache, tokens.cut(12, 13))
+        assert cache.tokens_seen == cache.size() == 12
+        assert same_bits(cache.keys_and_values()[0], broken.cut(0, 12).keys)
+
+    def test_a_budget_that_leaves_no_room_is_refused(self, setting: Setting) -> None:
+        config = vqx.load(self.method).config
+        sinks = self._cache(setting, ENGINES[0]).plan.method.n_sink
+        for budget in (0, -3, sinks, 2.5, None):
+            with pytest.raises(ValueError, match="budget"):
+                config(**{**setting, "budget": budget})
+
+    def test_an_unknown_option_is_answered_with_the_nearest(self) -> None:
+        spec = vqx.load(self.method)
+        for field in dataclasses.fields(spec.config):
+            with pytest.raises(ValueError, match=f"did you mean '{field.name}'"):
+                split_options(spec, {f"{field.name}s": 1})
+
+    def test_the_config_is_frozen_and_takes_keywords_only(self) -> None:
+        config = vqx.load(self.method).config
+        parameters = inspect.signature(config).parameters.values()
+        assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+        required = [each.name for each in parameters if each.default is inspect.Parameter.empty]
+        assert required == ["budget"]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            config(budget=self.budget).budget = 1
+
+    def test_the_spec_has_the_name_of_its_entry_point(self) -> None:
+        spec = vqx.load(self.method)
+        assert spec.name == self.method
+        assert self.method in vqx.names()
+        assert spec.summary
+        assert spec.paper
+        assert set(spec.adapted) <= {field.name for field in dataclasses.fields(spec.config)}
+
+    # how the laws look
+
+    def _cache(self, setting: Setting, engine: Options) -> EvictingCache:
+        return cache_of(self.method, engine, **{"budget": self.budget, **setting})
+
+    def _fed(self, setting: Setting, engine: Options, tokens: Stream) -> EvictingCache:
+        cache = feed(self._cache(setting, engine), tokens, [*PROMPT, *[1] * (tokens.length - sum(PROMPT))])
+        assert cache.tokens_kept < cache.tokens_seen, "nothing was evicted: the law watched nothing"
+        return cache
+
+    def _walks(self, setting: Setting, engine: Options) -> Iterator[tuple[str, Walk]]:
+        options = tuple({"budget": self.budget, **setting}.items())
+        for name in self.streams:
+            walked = walk(self.method, engine, options, name)
+            last = walked.steps[-1]
+            assert last.position.shape[2] < last.stop, "nothing was evicted: the law watched nothing"
+            yield name, walked
+
+
+def _lanes(position: Any) -> Any:
+    """``[B, H, n]`` as ``[B * H, n]``."""
+    return position.reshape(-1, position.shape[2])
+
+
+def _lane(kept: Kept, batch: slice, heads: slice) -> Kept:
+    columns = {name: column[batch, heads] for name, column in kept.columns.items()}
+    return Kept(kept.keys[batch, heads], kept.values[batch, heads], kept.position[batch, heads], columns)
+
+
+def _alike(one: Kept, other: Kept, what: str) -> None:
+    """The same rows; statistics may differ by what another order of additions does in float32."""
+    assert np.array_equal(one.position, other.position), what
+    assert same_bits(one.keys, other.keys), what
+    assert same_bits(one.values, other.values), what
+    for name, column in one.columns.items():
+        np.testing.assert_allclose(column, other.columns[name], rtol=1e-5, atol=1e-5, err_msg=what)
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, Options):
+        cadence = value.cadence if value.interval == 1 else f"every {value.interval}"
+        return f"{value.queries} {cadence}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={option}" for name, option in value.items()) or "defaults"
+    return str(value).removeprefix("mlx.core.")

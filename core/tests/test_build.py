@@ -1,0 +1,100 @@
+"""From a name and options to one method per layer."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from vqx import LayerInfo, Method, MethodSpec, UnknownMethod
+from vqx.build import methods_for, spec_of, split_options
+from vqx.registry import Registry
+
+LAYERS = [LayerInfo(number, "model") for number in (0, 2, 5)]
+
+
+@pytest.fixture
+def toy(toys: Registry) -> MethodSpec:
+    return toys.load("toy")
+
+
+def test_options_are_parted_into_the_methods_and_the_engines(toy: MethodSpec) -> None:
+    own, engine = split_options(toy, {"budget": 8, "cadence": "token", "decay": 0.5, "interval": 1})
+    assert own == {"budget": 8, "decay": 0.5}
+    assert engine == {"cadence": "token", "interval": 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("decai", "decay"), ("buget", "budget"), ("query", "queries"), ("recents", "recent")]
+)
+def test_an_unknown_option_is_answered_with_the_nearest(toy: MethodSpec, wrong: str, right: str) -> None:
+    with pytest.raises(ValueError, match=f"toy has no option {wrong!r}; did you mean {right!r}?"):
+        split_options(toy, {"budget": 8, wrong: 1})
+
+
+def test_where_no_option_is_near_all_are_listed(toy: MethodSpec) -> None:
+    with pytest.raises(ValueError, match="has no option 'zzz'") as refused:
+        split_options(toy, {"zzz": 1})
+    message = str(refused.value)
+    assert "did you mean" not in message
+    assert "its options: budget, decay, n_sink, recent" in message
+    assert "every method's: cadence, interval, positions, prompt, queries" in message
+
+
+def test_an_unknown_method_is_refused(toys: Registry) -> None:
+    with pytest.raises(UnknownMethod, match="toy"):
+        spec_of("toi")
+    assert spec_of("toy") is toys.load("toy")
+
+
+def test_one_budget_serves_every_layer(toy: MethodSpec) -> None:
+    methods = methods_for(toy, {"budget": 8}, LAYERS)
+    assert [(m.budget, m.n_sink, m.recent) for m in methods] == [(8, 2, 2)] * 3
+
+
+@pytest.mark.parametrize(
+    "budgets", [[8, 16, 9], (8, 16, 9), np.array([8, 16, 9]), iter([8, 16, 9])], ids=repr
+)
+def test_budgets_are_given_layer_by_layer(toy: MethodSpec, budgets: Any) -> None:
+    assert [m.budget for m in methods_for(toy, {"budget": budgets, "n_sink": 1}, LAYERS)] == [8, 16, 9]
+
+
+@pytest.mark.parametrize("budget", [np.int64(8), np.int32(8)], ids=repr)
+def test_a_budget_may_be_counted_by_numpy(toy: MethodSpec, budget: Any) -> None:
+    assert [m.budget for m in methods_for(toy, {"budget": budget}, LAYERS)] == [8] * 3
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (None, "toy: say how many rows to keep per layer, for example budget=1024"),
+        (0, "budget=0: give an integer of at least 1"),
+        (3, "budget=3 leaves no room"),
+        (True, "budget=True: give an integer"),
+        (0.5, "budget=0.5"),
+        ("1024", "budget='1024'"),
+        ([8, 9], "budget lists 2 numbers, and the model has 3 layers"),
+        ([], "budget lists 0 numbers"),
+        ([8, 16, 2], "budget=2 leaves no room"),
+        ([8, 16, 9.5], "budget=9.5: give an integer"),
+    ],
+    ids=str,
+)
+def test_a_budget_that_cannot_serve_is_refused(toy: MethodSpec, budget: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        methods_for(toy, {} if budget is None else {"budget": budget}, LAYERS)
+
+
+def test_with_budgets_per_layer_a_method_still_builds_each_layer_as_itself() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        budget: int
+
+    def build(config: Config, layers: Any) -> list[Method]:
+        from vqx import Scorer
+
+        return [Method(Scorer(score=lambda *_: 0.0), config.budget, n_sink=layer.number) for layer in layers]
+
+    spec = MethodSpec(name="numbered", summary="-", paper="-", config=Config, build=build)
+    methods = methods_for(spec, {"budget": [8, 16, 9]}, LAYERS)
+    assert [(m.budget, m.n_sink) for m in methods] == [(8, 0), (16, 2), (9, 5)]

@@ -1,0 +1,8 @@
+"""The laws of every method, at H2O's settings."""
+
+from vqx.testing import MethodLaws
+
+
+class TestLaws(MethodLaws):
+    method = "h2o"
+    settings = ({}, {"decay": 0.9}, {"normalise": "seen"}, {"recent": 0, "grace": 6})
