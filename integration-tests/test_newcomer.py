@@ -32,16 +32,15 @@ class Newcomer(NamedTuple):
 def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
     there = tmp_path_factory.mktemp("newcomer")
     folder = render(METHOD, there / f"vqx-{METHOD}")
-    for package in ("vqx", "vqx-kernels"):
-        _run(UV, "build", "--package", package, "--wheel", "--no-sources", "-o", there / "wheels", folder=ROOT)
-    _run(UV, "build", "--wheel", "-o", there / "wheels", folder=folder)
+    for package in (ROOT / "core", ROOT / "kernels-shared", folder):
+        _run(UV, "build", "--wheel", "--no-sources", "-o", there / "wheels", folder=package)
     _run(UV, "venv", there / "environment", folder=there)
     programs = there / "environment" / ("Scripts" if os.name == "nt" else "bin")
-    wheels = sorted((there / "wheels").glob("*.whl"))
-    ours = [f"vqx[cpu,testing] @ {file.as_uri()}" if file.name.startswith("vqx-") else file for file in wheels]
-    assert len(ours) == 3
+    (core,) = (there / "wheels").glob("vqx-*.whl")
+    others = (there / "wheels").glob("vqx_*.whl")
+    wheels = [f"vqx[cpu,testing] @ {core.as_uri()}", *others]
     # from the root, whose pins apply
-    _run(UV, "pip", "install", "--python", programs / "python", *ours, folder=ROOT)
+    _run(UV, "pip", "install", "--python", programs / "python", *wheels, folder=ROOT)
     return Newcomer(folder, programs)
 
 

@@ -1,12 +1,13 @@
 """From a name and options to one method per layer."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from vqx import LayerInfo, Method, MethodSpec, UnknownMethod
+from vqx import LayerInfo, Method, MethodSpec, Scorer, UnknownMethod
 from vqx.build import methods_for, spec_of, split_options
 from vqx.registry import Registry
 
@@ -85,16 +86,29 @@ def test_a_budget_that_cannot_serve_is_refused(toy: MethodSpec, budget: Any, mes
         methods_for(toy, {} if budget is None else {"budget": budget}, LAYERS)
 
 
-def test_with_budgets_per_layer_a_method_still_builds_each_layer_as_itself() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Config:
-        budget: int
+@dataclass(frozen=True, kw_only=True)
+class HalfRecent:
+    """``recent`` follows from the budget where it is not given."""
 
-    def build(config: Config, layers: Any) -> list[Method]:
-        from vqx import Scorer
+    budget: int
+    recent: int | None = None
 
-        return [Method(Scorer(score=lambda *_: 0.0), config.budget, n_sink=layer.number) for layer in layers]
+    def __post_init__(self) -> None:
+        if self.recent is None:
+            object.__setattr__(self, "recent", self.budget // 2)
 
-    spec = MethodSpec(name="numbered", summary="-", paper="-", config=Config, build=build)
-    methods = methods_for(spec, {"budget": [8, 16, 9]}, LAYERS)
-    assert [(m.budget, m.n_sink) for m in methods] == [(8, 0), (16, 2), (9, 5)]
+
+def numbered(config: HalfRecent, layers: Sequence[LayerInfo]) -> list[Method]:
+    alike = Scorer(score=lambda stats, last, newest: 0.0)
+    return [Method(alike, config.budget, layer.number, config.recent or 0) for layer in layers]
+
+
+@pytest.mark.parametrize(("given", "recent"), [({}, [4, 8, 5]), ({"recent": 1}, [1, 1, 1])], ids=str)
+def test_with_budgets_per_layer_each_layer_is_built_as_itself(
+    given: dict[str, int], recent: list[int]
+) -> None:
+    spec = MethodSpec(name="half", summary="-", paper="-", config=HalfRecent, build=numbered)
+    methods = methods_for(spec, {"budget": [8, 16, 10], **given}, LAYERS)
+    assert [m.budget for m in methods] == [8, 16, 10]
+    assert [m.n_sink for m in methods] == [0, 2, 5]
+    assert [m.recent for m in methods] == recent

@@ -94,6 +94,8 @@ def test_with_an_interval_rows_are_cut_once_in_so_many_tokens(stream: Feed, feed
     sizes = [read.keys.shape[2] for read in feed(cache, tokens, [1] * 30)]
     assert sizes[:16] == list(range(1, 17))
     assert sizes[16:] == [13, 14, 15, 16] * 3 + [13, 14]
+    assert cache.layer is not None
+    assert cache.layer.rows.keys.shape[2] == 16
     assert [read.keys.shape[2] for read in feed(cache, tokens, [9, 1, 1])] == [23, 13, 14]
 
 

@@ -119,6 +119,17 @@ def test_compact_rows_close_up_only_when_rows_went(engine: Mapping[str, Any]) ->
     assert seen >= 3
 
 
+@pytest.mark.parametrize("cadence", ["block", "token"])
+def test_a_scorer_may_return_its_own_statistics_alone(cadence: str) -> None:
+    def observe(stats: Mapping[str, Any], attention: Any) -> Mapping[str, Any]:
+        return {"mass": stats["mass"] + attention.mass(itself=False)}
+
+    rope, scorer = ROPES["plain"](), accumulated()._replace(observe=observe)
+    cache = run(rope, [40, 1, 1, 10, 1], Method(scorer, BUDGET), positions="compact", cadence=cadence)
+    assert cache.offset == BUDGET
+    assert error(rope, cache, lambda slot, position: slot) < 2e-3
+
+
 def test_the_part_of_a_key_that_is_not_rotary_is_never_touched() -> None:
     cache = run(nn.RoPE(D // 4), [1] * 60, Method(ALIKE, BUDGET, N_SINK), positions="compact")
     keys, position = np.array(cache.keys_and_values()[0])[0], np.array(cache.position)[0]

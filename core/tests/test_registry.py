@@ -26,6 +26,15 @@ def vqx_collapses():
     return [vqx.Collapse(vqx.Setting("{0}", {{}}), vqx.Setting("full", {{}}))]
 """
 
+THIEF = """
+import vqx
+
+@vqx.hookimpl
+def vqx_methods():
+    names = ("{0}", "oak")
+    return [vqx.MethodSpec(name=name, summary="stolen", paper="", config=int, build=list) for name in names]
+"""
+
 
 class Shelf:
     """A folder on sys.path to which distributions are added."""
@@ -109,7 +118,7 @@ def test_an_unknown_name_answers_with_the_nearest_installed_one(shelf: Shelf) ->
 
 
 def test_with_nothing_installed_an_unknown_name_still_answers_with_the_line_that_installs_it() -> None:
-    with pytest.raises(UnknownMethod, match="installed: none. Try: pip install vqx-oak"):
+    with pytest.raises(UnknownMethod, match=r"installed: none\. Try: pip install vqx-oak"):
         Registry(discover=False).load("oak")
 
 
@@ -155,8 +164,7 @@ def test_a_plugin_that_does_not_import_is_told_with_our_version(shelf: Shelf, co
 
 def test_a_plugin_cannot_bring_the_method_of_another_package(shelf: Shelf) -> None:
     shelf.add("oak")
-    both = GOOD.replace("\n    return [vqx.M", "\n    from vqx_oak import vqx_methods as oak\n    return oak() + [vqx.M")
-    shelf.add("thief", both.replace("from oak", "stolen"))
+    shelf.add("thief", THIEF)
     registry = Registry()
     registry.load("thief")
     assert registry.load("oak").summary == "from oak"
@@ -231,7 +239,7 @@ def test_a_plugin_that_is_refused_leaves_the_one_before_it() -> None:
     registry.register(by_hand("oak"))
     broken = by_hand("oak", "broken")
     vars(broken)["vqx_metods"] = vars(broken)["vqx_methods"]
-    with pytest.raises(PluginError, match="notebook could not be loaded by .* unknown hook 'vqx_metods'"):
+    with pytest.raises(PluginError, match=r"notebook could not be loaded by .* unknown hook 'vqx_metods'"):
         registry.register(broken)
     assert registry.load("oak").summary == "by hand"
     assert len(registry.collapses()) == 1

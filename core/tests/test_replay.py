@@ -87,7 +87,7 @@ SCORERS = {
     "mass and window": both(4),
     "newest": Scorer(score=lambda stats, last, newest: 0.0),
 }
-SINKS = mx.array([-1.0, 0.5, 2.0, 0.0])
+SINKS = mx.array([6.0, -3.0, 2.0, 5.0])
 
 
 @pytest.fixture(params=[256, 1, 3, 8], ids=lambda tokens: f"tiles of {tokens}")
@@ -122,7 +122,7 @@ def test_a_forward_of_many_tokens_equals_that_many_forwards_of_one(
 
 
 @pytest.mark.usefixtures("tile")
-@pytest.mark.parametrize("name", ["mass", "window", "window of fused logits", "window over old rows"])
+@pytest.mark.parametrize("name", ["mass", "window", "window of fused logits"])
 def test_learned_sinks_and_the_models_own_scale_are_replayed(
     name: str, stream: Callable[..., Any], feed: Callable[..., Any], kept: Callable[..., Any]
 ) -> None:
@@ -132,7 +132,7 @@ def test_learned_sinks_and_the_models_own_scale_are_replayed(
     for length in FORWARDS:
         feed(many, tokens, [length], sinks=SINKS, scale=0.7)
         feed(single, tokens, [1] * length, sinks=SINKS, scale=0.7)
-        feed(without, tokens, [length])
+        feed(without, tokens, [length], scale=0.7)
     np.testing.assert_array_equal(kept(many)["position"], kept(single)["position"])
     assert np.any(kept(many)["position"] != kept(without)["position"])
 

@@ -145,9 +145,12 @@ def test_a_long_prompt_leaves_a_small_graph(scorer: Scorer, engine: Mapping[str,
     assert counted[-1] == counted[-2], "the graph grows from token to token"
 
 
-def test_what_a_step_leaves_unevaluated_does_not_pile_up() -> None:
+@pytest.mark.parametrize("budget", [16, 1000])
+@pytest.mark.parametrize("queries", ["model", "centred-keys"])
+@pytest.mark.parametrize("scorer", [ALIKE, LATEST, accumulated()], ids=["alike", "window", "mass"])
+def test_what_a_step_leaves_unevaluated_does_not_pile_up(scorer: Scorer, queries: Any, budget: int) -> None:
     """mlx-lm evaluates a step's logits, not the caches: statistics ride along with the next token."""
-    cache = EvictingCache(Method(accumulated(), 16, n_sink=2), Options(queries="model"))
+    cache = EvictingCache(Method(scorer, budget, n_sink=2), Options(queries=queries))
     counted = []
     for _ in range(60):
         keys, values, *state = forward(cache, 1)

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from numbers import Integral
 from typing import Any
 
@@ -48,8 +48,7 @@ def methods_for(spec: MethodSpec, own: Mapping[str, Any], layers: Sequence[Layer
     budgets = [_plain(rows) for rows in budget]
     if len(budgets) != len(layers):
         raise ValueError(f"budget lists {len(budgets)} numbers, and the model has {len(layers)} layers")
-    config = spec.config(**{**own, "budget": budgets[0]})
-    each = [spec.build(replace(config, budget=rows), layers) for rows in budgets]
+    each = [spec.build(spec.config(**{**own, "budget": rows}), layers) for rows in budgets]
     return [methods[number] for number, methods in enumerate(each)]
 
 

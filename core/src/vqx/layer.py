@@ -84,6 +84,7 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
         # what the last forward left unevaluated is evaluated with this one: no graph grows over tokens
         waiting = [layer.rows.position, *layer.rows.columns.values()]
         waiting += [] if layer.seen is None else [layer.seen.queries]
+        waiting += [] if layer.key_sum is None else [layer.key_sum]
         new = new._replace(keys=mx.depends([keys], waiting)[0])
         layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
         rows = append(layer.rows, new) if slot is None else overwrite(layer.rows, slot, new)

@@ -78,9 +78,7 @@ class Registry:
         methods = _methods(plugin, _name(plugin))
         taken = {entry.name for entry in self._entries()} & {spec.name for spec in methods}
         if taken:
-            raise PluginError(
-                f"method {min(taken)!r} is already installed as a package: choose another name"
-            )
+            raise PluginError(f"method {min(taken)!r} is already installed as a package: choose another name")
         before = list(self._by_hand.values())
         self._by_hand.update({spec.name: plugin for spec in methods})
         self._loaded.update({spec.name: spec for spec in methods})
@@ -157,8 +155,8 @@ def _methods(plugin: object, who: str) -> list[MethodSpec]:
         protocols = {spec.protocol for spec in methods}
     except Exception as error:
         raise PluginError(_broken(who, error)) from error
-    for name in vars(Hooks):
-        if name.startswith("vqx_") and hasattr(plugin, name) and not getattr(trial.hook, name).get_hookimpls():
+    for name in (name for name in vars(Hooks) if hasattr(plugin, name) and name.startswith("vqx_")):
+        if not getattr(trial.hook, name).get_hookimpls():
             raise PluginError(f"{who} has a {name} without @vqx.hookimpl, which would never be called")
     for protocol in protocols - {PROTOCOL}:
         old = "vqx" if protocol > PROTOCOL else "the plugin"
@@ -171,7 +169,7 @@ def _broken(who: str, error: Exception) -> str:
 
 
 def _name(plugin: object) -> str:
-    return getattr(plugin, "__name__", None) or type(plugin).__name__
+    return str(getattr(plugin, "__name__", type(plugin).__name__))
 
 
 def _origin(entry: EntryPoint) -> tuple[str, str]:

@@ -173,8 +173,8 @@ def draw(rows: list[Row], seeds: int, path: Path) -> None:
     axes[0].text(390, 0.065, SAME_GUARDS, color=ORANGE)
     _over_time(axes[1], null)
     axes[1].set_title("Null control: one topic throughout")
-    axes[1].text(300, 0.66, "morphkv and h2o, 8 recent\n(one upon the other)", color=ORANGE)
-    axes[1].annotate("", (196, 0.59), (296, 0.68), arrowprops={"arrowstyle": "->", "color": ORANGE})
+    axes[1].text(240, 0.67, "morphkv and h2o, 8 recent\n(one upon the other)", color=ORANGE)
+    axes[1].annotate("", (196, 0.59), (242, 0.68), arrowprops={"arrowstyle": "->", "color": ORANGE})
     _kept(axes[2], shift, null)
     figure.suptitle(
         "When queries change topic MorphKV turns to the new topic's rows and h2o stays with the old;"

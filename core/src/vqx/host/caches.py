@@ -124,6 +124,12 @@ def rope_of(model: nn.Module, number: int) -> tuple[Any, int] | None:
 
 
 def _rotaries(model: nn.Module, evicting: list[int]) -> list[Rotary | None]:
+    if len(own_caches(model)) != len(model.layers):
+        raise ValueError(
+            f"positions='compact': {type(model).__module__} has {len(model.layers)} layers and"
+            f" {len(own_caches(model))} caches, so it is not known which rotary module turned which keys;"
+            " use positions='absolute'"
+        )
     found: list[Rotary | None] = []
     for number in evicting:
         rope = rope_of(model, number)

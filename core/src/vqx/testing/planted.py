@@ -145,31 +145,38 @@ def random_eviction(budget: int, n_sink: int, seed: int = 0) -> Method:
     """The baseline of chance: whenever a row must go, each that is no sink is as likely (on the host)."""
 
     def init(arrivals: Arrivals) -> Mapping[str, Floats]:
-        return {"draw": arrivals.full(0.0)}
+        place = np.arange(arrivals.start, arrivals.start + arrivals.length, dtype=np.float32)
+        return {"place": arrivals.full(0.0) + place}
 
     def score(stats: Mapping[str, Any], last: Any, newest: int) -> Floats:
-        return np.random.default_rng([seed, newest]).random(stats["draw"].shape, np.float32)
+        place = stats["place"].astype(np.int64)
+        draw = np.random.default_rng([seed, newest])
+        # drawn by place and not by slot: slots depend on how the stream is cut
+        return np.take_along_axis(
+            draw.random((*place.shape[:2], newest + 1), dtype=np.float32), place, axis=2
+        )
 
     return Method(Scorer(score, init), budget, n_sink)
 
 
 def _background(lanes: int, length: int, draw: np.random.Generator) -> tuple[Floats, Floats]:
     """Keys and future queries with a common part, nothing of them in the direction of the burst's topic."""
-    rows = draw.standard_normal((lanes, length + FUTURE, WIDTH), np.float32)
+    rows = draw.standard_normal((lanes, length + FUTURE, WIDTH), dtype=np.float32)
     rows[..., 0], rows[..., 1] = 0.0, math.sqrt(8 * COMMON)
     return rows[:, :length].copy(), rows[:, length:].copy()
 
 
 def _topic(rows: Floats) -> Floats:
     """Rows of the burst's topic: half of what made them differ, and no part in common with the background."""
-    rows = rows / 2
+    rows = rows * np.float32(0.5)
     rows[..., 0], rows[..., 1] = math.sqrt(8 * 3.0), 0.0
     return rows
 
 
 def _of_topics(draw: np.random.Generator, second: npt.NDArray[np.bool_]) -> Floats:
     """Rows ``[lanes, n, D]`` of the first topic (first half of the channels) or of the second."""
-    rows = 1.2 * draw.standard_normal((*second.shape, 2, WIDTH // 2), np.float32)
+    rows = draw.standard_normal((*second.shape, 2, WIDTH // 2), dtype=np.float32)
+    rows *= 1.2  # logits spread by 1.2 * 1.2 * sqrt(31) / 8 = 1
     rows[..., 0] = math.sqrt(8 * 3.0)
     own = np.stack([~second, second], axis=-1)
     return np.where(own[..., None], rows, np.float32(0)).reshape(*second.shape, WIDTH)

@@ -62,18 +62,18 @@ def gaussian(rng: np.random.Generator, shape: Shape) -> Floats:
 
 def topics(rng: np.random.Generator, shape: Shape) -> Floats:
     """Each third of the stream lives in a plane of its own: rows that mattered cease to matter."""
-    planes = rng.normal(size=(3, shape.batch, shape.heads, 2, shape.width))
+    planes = 0.5 * rng.normal(size=(3, shape.batch, shape.heads, 2, shape.width))
     spots = rng.normal(size=(shape.batch, shape.heads, shape.length, 2))
     thirds = np.arange(shape.length) * 3 // shape.length
     keys = np.einsum("bhsr,sbhrd->bhsd", spots, planes[thirds])
-    return (keys + 0.1 * shape.draw(rng)).astype(np.float32)
+    return np.asarray(keys + 0.1 * shape.draw(rng), np.float32)
 
 
 def duplicates(rng: np.random.Generator, shape: Shape) -> Floats:
-    """Five different keys, again and again: scores of equal rows tie."""
-    few = rng.normal(size=(shape.batch, shape.heads, 5, shape.width)).astype(np.float32)
+    """Five different keys, again and again, in quarters, so that products are exact and equal rows tie."""
+    few = shape._replace(length=5).draw(rng)
     chosen = rng.integers(5, size=(shape.batch, shape.heads, shape.length, 1))
-    return np.take_along_axis(few, chosen, axis=2)
+    return np.round(4 * np.take_along_axis(few, chosen, axis=2)) / np.float32(4)
 
 
 def tiny_newest(rng: np.random.Generator, shape: Shape) -> Floats:
@@ -81,12 +81,12 @@ def tiny_newest(rng: np.random.Generator, shape: Shape) -> Floats:
     way = rng.normal(size=(shape.batch, shape.heads, 1, shape.width))
     way /= np.linalg.norm(way, axis=-1, keepdims=True)
     tiny = (np.arange(shape.length)[::-1] % 4 == 0)[:, None]
-    long = rng.uniform(4, 8, size=(shape.batch, shape.heads, shape.length, 1))
-    return (np.where(tiny, 0.5, long) * way + np.where(tiny, 0.0, 0.1) * shape.draw(rng)).astype(np.float32)
+    long = rng.uniform(2, 4, size=(shape.batch, shape.heads, shape.length, 1))
+    return (np.where(tiny, 0.25, long) * way + np.where(tiny, 0.0, 0.1) * shape.draw(rng)).astype(np.float32)
 
 
 def small_integers(rng: np.random.Generator, shape: Shape) -> Floats:
-    """Keys of -1, 0 and 1: float32 products are exact, so rows tie exactly, whatever computes them."""
+    """Keys of -1, 0 and 1: products are exact and few, so that different rows tie as well."""
     size = (shape.batch, shape.heads, shape.length, shape.width)
     keys = rng.integers(-1, 2, size=size) * (rng.random(size) < 0.2)
     return keys.astype(np.float32)
@@ -110,19 +110,22 @@ STREAMS: Mapping[str, Callable[[np.random.Generator, Shape], Floats]] = {
 }
 """Keys by name; :func:`stream` adds queries and values."""
 
+EXACT = ("duplicates", "small integers")
+"""Streams whose float32 logits are exact whatever computes them; a tie there is a tie on every device."""
+
 
 def stream(name: str, seed: int = 0, shape: Shape = Shape()) -> Stream:  # noqa: B008
-    """The stream of that name: every query is drawn around a key of its own past, and values are normal."""
+    """The stream of that name: each query is drawn around a key of its past (exact streams: is that key)."""
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     keys = STREAMS[name](rng, shape)
     upto = np.arange(1, shape.length + 1)
     past = rng.integers(upto, size=(shape.batch, shape.heads, shape.group, shape.length))
     queries = np.take_along_axis(keys[:, :, None], past[..., None], axis=3)
-    if name != "small integers":
-        queries = queries + 0.5 * rng.normal(size=queries.shape)
+    if name not in EXACT:
+        queries = queries + rng.normal(scale=0.5, size=queries.shape).astype(np.float32)
     values = rng.normal(size=(shape.batch, shape.heads, shape.length, shape.value_width))
     return Stream(
-        mx.array(queries.reshape(shape.batch, -1, shape.length, shape.width).astype(np.float32)),
+        mx.array(queries.reshape(shape.batch, -1, shape.length, shape.width)),
         mx.array(keys),
         mx.array(values.astype(np.float32)),
     )

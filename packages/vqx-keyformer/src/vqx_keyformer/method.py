@@ -54,6 +54,7 @@ class KeyformerConfig:
             not_negative(name, getattr(self, name))
         at_least("anneal_steps", self.anneal_steps, 0)
         at_least("seed", self.seed, 0)
+        one_of("redraw", self.redraw, (False, True))
         if self.noise == "logit" and min(self.temperature(0), self.temperature(self.anneal_steps)) <= 0:
             raise ValueError("tau 0 with noise='logit' divides by zero; use noise='rank', where tau 0 is h2o")
         if self.redraw and self.noise != "logit":

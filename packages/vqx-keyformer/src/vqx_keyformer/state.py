@@ -46,10 +46,33 @@ def init_keyformer_state(
     Raises:
         ValueError: as :class:`vqx_keyformer.KeyformerConfig`.
     """
-    ramp = {"tau": tau, "tau_init": tau_init, "tau_end": tau_end, "anneal_steps": anneal_steps}
-    KeyformerConfig(budget=budget, n_sink=n_sink, recent=recent, seed=seed, **ramp)
-    empty: tuple[None, ...] = (None,) * 5
-    return KeyformerState(*empty, n_sink, budget, 0, recent, **ramp, seed=seed, head_dim=head_dim)
+    KeyformerConfig(
+        budget=budget,
+        n_sink=n_sink,
+        recent=recent,
+        tau=tau,
+        tau_init=tau_init,
+        tau_end=tau_end,
+        anneal_steps=anneal_steps,
+        seed=seed,
+    )
+    return KeyformerState(
+        keys=None,
+        values=None,
+        scores=None,
+        gumbel=None,
+        positions=None,
+        n_sink=n_sink,
+        budget=budget,
+        next_pos=0,
+        recent=recent,
+        tau=tau,
+        tau_init=tau_init,
+        tau_end=tau_end,
+        anneal_steps=anneal_steps,
+        seed=seed,
+        head_dim=head_dim,
+    )
 
 
 def keyformer_update(state: KeyformerState, new_keys: mx.array, new_values: mx.array) -> KeyformerState:

@@ -30,6 +30,7 @@ class TovaConfig:
 
     def __post_init__(self) -> None:
         one_of("heads", self.heads, ("layer", "each"))
+        one_of("keep_newest", self.keep_newest, (True, False))
         room_beside(self.budget, self.n_sink, int(self.keep_newest), "keep_newest")
 
 

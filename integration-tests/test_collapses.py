@@ -1,0 +1,215 @@
+"""Methods that become another at some settings: equal bit for bit there, and different next to it.
+
+What is equal is data that plugins declare (``vqx_collapses``); whatever is declared is run here, so a new
+method needs no new test.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import vqx  # isort: skip  # before mlx
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+from vqx import Collapse, EvictingCache, Options, Setting
+from vqx.registry import registry
+from vqx.testing import STREAMS, cache_of, forward, remaining, same_bits, stream
+
+COLLAPSES = registry.collapses()
+
+ENGINES = [
+    dict(queries=queries, **run)
+    for queries in ("keys", "centred-keys", "model")
+    for run in (
+        {"cadence": "token"},
+        {"interval": 1},
+        {"interval": 8},
+        {"interval": 8, "prompt": "whole"},
+    )
+]
+
+GUARDS = [
+    {"budget": 16, "n_sink": 4, "recent": 5},
+    {"budget": 9, "n_sink": 0, "recent": 3},
+    {"budget": 24, "n_sink": 1, "recent": 12},
+    {"budget": 12, "n_sink": 2, "recent": 0},
+]
+"""For both sides; ``recent`` where both have it, since their defaults differ."""
+
+PROMPT = (7, 20, 1, 13)
+"""Chunks, then single tokens: the second is longer than most budgets."""
+
+
+class Walked(NamedTuple):
+    """What a cache held in each forward of a stream, and what remains at its end."""
+
+    positions: list[np.ndarray[Any, Any]]  # each [B, H, n], as stored
+    rows: list[mx.array]  # keys and values that remain
+    columns: Mapping[str, np.ndarray[Any, Any]]
+    evicted: bool
+
+
+@functools.cache
+def walked(
+    method: str, options: tuple[tuple[str, Any], ...], engine: tuple[tuple[str, Any], ...], name: str
+) -> Walked:
+    tokens, cache = stream(name), cache_of(method, Options(**dict(engine)), **dict(options))
+    positions, start = [], 0
+    for length in (*PROMPT, *[1] * (tokens.length - sum(PROMPT))):
+        forward(cache, tokens.cut(start, start + length))
+        start += length
+        positions.append(np.array(cache.position))
+    kept = remaining(cache)
+    return Walked(positions, [kept.keys, kept.values], kept.columns, kept.position.shape[2] < start)
+
+
+def walk(setting: Setting, guards: Mapping[str, Any], engine: Mapping[str, Any], name: str) -> Walked:
+    options = {**guards, **setting.options}
+    return walked(setting.method, tuple(options.items()), tuple(engine.items()), name)
+
+
+def fitting(guards: Mapping[str, Any], *settings: Setting) -> dict[str, Any]:
+    """The guards that every one of the methods has."""
+    known = [{field.name for field in dataclasses.fields(vqx.load(one.method).config)} for one in settings]
+    return {name: value for name, value in guards.items() if all(name in names for names in known)}
+
+
+def label(value: Any) -> str:
+    if isinstance(value, Collapse):
+        return f"{label(value.this)} is {label(value.that)}"
+    if isinstance(value, Setting):
+        return f"{value.method}({', '.join(f'{name}={option}' for name, option in value.options.items())})"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={option}" for name, option in value.items()) or "defaults"
+    return str(value)
+
+
+def same(one: Walked, other: Walked) -> bool:
+    """Bit for bit: the rows in every forward, and at the end also the statistics that both have."""
+    both = one.columns.keys() & other.columns.keys()
+    return (
+        all(map(np.array_equal, one.positions, other.positions))
+        and all(map(same_bits, one.rows, other.rows))
+        and all(one.columns[name].tobytes() == other.columns[name].tobytes() for name in both)
+    )
+
+
+def test_the_collapses_that_the_methods_are_known_for_are_declared() -> None:
+    pairs = {(collapse.this.method, collapse.that.method) for collapse in COLLAPSES}
+    assert {("keyformer", "h2o"), ("morphkv", "tova")} <= pairs
+
+
+@pytest.mark.filterwarnings("ignore:.* with recent=0:UserWarning")
+@pytest.mark.parametrize("engine", ENGINES, ids=label)
+@pytest.mark.parametrize("collapse", COLLAPSES, ids=label)
+def test_both_sides_keep_the_same_rows_and_statistics(collapse: Collapse, engine: dict[str, Any]) -> None:
+    if any(engine.get(name, value) != value for name, value in collapse.engine.items()):
+        pytest.skip("not declared for these engine options")
+    engine = {**engine, **collapse.engine}
+    for number, some in enumerate(GUARDS):
+        guards = fitting(some, collapse.this, collapse.that)
+        for name in STREAMS if number == 0 else ("tiny newest", "small integers"):
+            this, that = (walk(side, guards, engine, name) for side in (collapse.this, collapse.that))
+            assert this.evicted
+            assert same(this, that), (guards, name)
+
+
+def test_keyformer_and_h2o_share_the_accumulated_mass() -> None:
+    engine = {"queries": "model"}
+    keyformer = walk(Setting("keyformer", {"tau": 0.0}), GUARDS[0], engine, "gaussian")
+    h2o = walk(Setting("h2o", {}), GUARDS[0], engine, "gaussian")
+    assert set(keyformer.columns) & set(h2o.columns) == {"mass"}
+    assert (h2o.columns["mass"] > 0).all()
+
+
+NEIGHBOURS = [
+    ("gaussian", Setting("keyformer", {"tau": 1.0}), Setting("h2o", {})),
+    ("topics", Setting("keyformer", {"tau": 0.0}), Setting("h2o", {"decay": 0.9})),
+    ("topics", Setting("keyformer", {"tau": 0.0}), Setting("h2o", {"normalise": "seen"})),
+    ("gaussian", Setting("keyformer", {"tau": 1.0}), Setting("keyformer", {"tau": 1.0, "seed": 7})),
+    (
+        "tiny newest",
+        Setting("tova", {"heads": "each", "keep_newest": False}),
+        Setting("morphkv", {"window": 1}),
+    ),
+    ("gaussian", Setting("tova", {"heads": "layer"}), Setting("tova", {"heads": "each"})),
+    ("gaussian", Setting("tova", {"heads": "each"}), Setting("morphkv", {"window": 2})),
+    ("gaussian", Setting("morphkv", {"window": 3}), Setting("morphkv", {"window": 3, "fuse": "max"})),
+    ("topics", Setting("h2o", {}), Setting("tova", {"heads": "each"})),
+    ("topics", Setting("h2o", {}), Setting("streaming-llm", {})),
+    ("topics", Setting("tova", {"heads": "each"}), Setting("streaming-llm", {})),
+]
+"""(stream, one setting, another): were one method put in the other's place, a test above would pass."""
+
+
+@pytest.mark.parametrize("queries", ["keys", "model"])
+@pytest.mark.parametrize(("name", "this", "that"), NEIGHBOURS, ids=label)
+def test_next_to_a_collapse_other_rows_are_kept(
+    name: str, this: Setting, that: Setting, queries: str
+) -> None:
+    guards = fitting(GUARDS[0], this, that)
+    for run in ({"cadence": "token"}, {}):
+        one, other = (walk(side, guards, {"queries": queries, **run}, name) for side in (this, that))
+        assert not all(map(np.array_equal, one.positions, other.positions)), run
+
+
+class Written(NamedTuple):
+    """What ``mlx_lm.generate`` wrote, and what its caches held at the end."""
+
+    text: str
+    caches: list[EvictingCache]
+
+
+Write = Callable[[Setting, Mapping[str, Any]], Written]
+
+TEXT_ENGINES = [{}, {"queries": "keys", "cadence": "token"}]
+BUDGET, ASKED, ANSWERED = 56, 150, 30
+
+
+@pytest.fixture(scope="module")
+def write(embedded: Any, texts: Mapping[str, list[int]]) -> Write:
+    """Thirty tokens after a prompt of 150 by the embedded model, at a budget of 56; each setting once."""
+
+    @functools.cache
+    def written(method: str, options: tuple[tuple[str, Any], ...]) -> Written:
+        caches = vqx.make_cache(embedded.model, method, **dict(options))
+        prompt = texts["narrative"][:ASKED]
+        text = mlx_lm.generate(
+            embedded.model,
+            embedded.tokenizer,
+            prompt,
+            max_tokens=ANSWERED,
+            prompt_cache=caches,
+            prefill_step_size=100,
+        )
+        return Written(text, caches)
+
+    def write(setting: Setting, options: Mapping[str, Any]) -> Written:
+        return written(setting.method, tuple({**options, **setting.options}.items()))
+
+    return write
+
+
+@pytest.mark.parametrize("engine", TEXT_ENGINES, ids=label)
+@pytest.mark.parametrize("collapse", COLLAPSES, ids=label)
+def test_both_sides_write_the_same_text(collapse: Collapse, engine: dict[str, Any], write: Write) -> None:
+    guards = fitting({"budget": BUDGET, "n_sink": 4, "recent": 20}, collapse.this, collapse.that)
+    this, that = (
+        write(side, {**guards, **engine, **collapse.engine}) for side in (collapse.this, collapse.that)
+    )
+    assert this.text == that.text
+    for one, other in zip(this.caches, that.caches, strict=True):
+        assert one.tokens_kept == other.tokens_kept == BUDGET < ASKED < one.tokens_seen
+        assert mx.array_equal(one.position, other.position).item()
+        assert all(map(same_bits, one.keys_and_values(), other.keys_and_values()))
+
+
+def test_with_noise_keyformer_keeps_other_rows_of_a_text_than_h2o(write: Write) -> None:
+    guards = {"budget": BUDGET, "n_sink": 4, "recent": 20}
+    noisy, h2o = write(Setting("keyformer", {"tau": 1.0}), guards), write(Setting("h2o", {}), guards)
+    pairs = zip(noisy.caches, h2o.caches, strict=True)
+    assert not any(mx.array_equal(one.position, other.position).item() for one, other in pairs)

@@ -1,0 +1,191 @@
+"""A step is right: until a row must go every logit is mlx-lm's own, bit for bit, and no row goes inside a forward."""
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
+from typing import Any
+
+import vqx  # isort: skip  # before mlx
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from mlx_lm.models import llama
+
+METHODS = vqx.names()
+
+ENGINES: list[dict[str, Any]] = [
+    {},
+    {"interval": 8},
+    {"prompt": "whole"},
+    {"cadence": "token"},
+    {"positions": "compact"},
+    {"queries": "keys", "cadence": "token"},
+    {"queries": "centred-keys"},
+]
+
+AMPLE, SMALL = 512, 40
+"""Budgets above and below the length of what is read."""
+
+CHUNKS = (32, 1, 30, 33)
+"""A prompt of 96 tokens."""
+
+method = pytest.mark.parametrize("method", METHODS)
+engine = pytest.mark.parametrize(
+    "engine", ENGINES, ids=lambda one: " ".join(map(str, one.values())) or "defaults"
+)
+
+
+@pytest.fixture(scope="module")
+def prose(embedded: Any, texts: dict[str, list[int]]) -> mx.array:
+    return mx.array([texts["narrative"][:104]])
+
+
+@pytest.fixture(scope="module")
+def expected(embedded: Any, prose: mx.array) -> mx.array:
+    """The embedded model's logits over 96 tokens in chunks and 8 more one by one, with its own caches."""
+    logits: mx.array = embedded.read(embedded.plain(), prose, [*CHUNKS, *[1] * 8])
+    return logits
+
+
+@pytest.fixture(scope="module")
+def letters() -> mx.array:
+    return mx.random.randint(0, 97, (2, 104), key=mx.random.key(4))
+
+
+@pytest.fixture
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """(queries, rows) of every attention of a llama, layer after layer."""
+    seen: list[tuple[int, int]] = []
+    attend: Callable[..., mx.array] = llama.scaled_dot_product_attention
+
+    def note(queries: mx.array, keys: mx.array, *others: Any, **options: Any) -> mx.array:
+        seen.append((queries.shape[2], keys.shape[2]))
+        return attend(queries, keys, *others, **options)
+
+    monkeypatch.setattr(llama, "scaled_dot_product_attention", note)
+    yield seen
+
+
+def same(one: mx.array, other: mx.array) -> bool:
+    """Bit for bit: an error of one unit in the last place of one logit is a difference."""
+    return one.shape == other.shape and bool(mx.array_equal(one, other).item())
+
+
+@method
+def test_with_an_ample_budget_every_logit_of_the_embedded_model_is_its_own(
+    method: str, embedded: Any, prose: mx.array, expected: mx.array
+) -> None:
+    caches = vqx.make_cache(embedded.model, method, budget=AMPLE)
+    assert same(embedded.read(caches, prose, [*CHUNKS, *[1] * 8]), expected)
+    assert {cache.tokens_kept for cache in caches} == {104}
+
+
+@method
+def test_until_the_first_eviction_every_logit_of_the_embedded_model_is_its_own(
+    method: str, embedded: Any, prose: mx.array, expected: mx.array
+) -> None:
+    caches = vqx.make_cache(embedded.model, method, budget=SMALL)
+    first, second = CHUNKS[:2]
+    read = first + second + 30
+    logits = embedded.read(caches, prose, CHUNKS[:3])
+    # the third chunk exceeds the budget and is still read whole
+    assert same(logits, expected[:, :read])
+    after = embedded.read(caches, prose[:, read:], [1])
+    assert {cache.tokens_kept for cache in caches} == {SMALL}
+    assert not mx.allclose(after, expected[:, read : read + 1], rtol=0, atol=1e-3).item()
+
+
+@engine
+@method
+def test_with_an_ample_budget_every_logit_is_the_models_own_whatever_the_options(
+    method: str, engine: dict[str, Any], tiny: Any, letters: mx.array
+) -> None:
+    lengths = [*CHUNKS, *[1] * 8]
+    caches = vqx.make_cache(tiny.model, method, budget=AMPLE, **engine)
+    assert same(tiny.read(caches, letters, lengths), tiny.read(tiny.plain(), letters, lengths))
+
+
+@engine
+@method
+def test_until_the_first_eviction_every_logit_is_the_models_own_whatever_the_options(
+    method: str, engine: dict[str, Any], tiny: Any, letters: mx.array
+) -> None:
+    own = tiny.read(tiny.plain(), letters, [17, *[1] * 40])
+    caches = vqx.make_cache(tiny.model, method, budget=SMALL, **engine)
+    logits = tiny.read(caches, letters, [17, *[1] * 40])
+    # the token after the budget is full finds room: the row it pushes out goes before the next one
+    exact = SMALL + 1
+    assert same(logits[:, :exact], own[:, :exact])
+    assert not same(logits[:, exact:], own[:, exact:])
+    assert all(cache.tokens_kept < cache.tokens_seen for cache in caches)
+
+
+@engine
+@method
+def test_a_first_prompt_longer_than_the_budget_is_read_whole(
+    method: str, engine: dict[str, Any], tiny: Any, letters: mx.array
+) -> None:
+    caches = vqx.make_cache(tiny.model, method, budget=SMALL, **engine)
+    assert same(tiny.read(caches, letters, [104]), tiny.read(tiny.plain(), letters, [104]))
+    tiny.read(caches, letters, [1, 1])
+    assert all(cache.tokens_kept < SMALL + 8 < cache.tokens_seen for cache in caches)
+
+
+@engine
+@method
+def test_no_row_goes_inside_a_forward(
+    method: str, engine: dict[str, Any], tiny: Any, letters: mx.array, rows_read: list[tuple[int, int]]
+) -> None:
+    caches = vqx.make_cache(tiny.model, method, budget=SMALL, **engine)
+    for first, last in pairwise(accumulate([*CHUNKS, *[1] * 20, 25, *[1] * 13], initial=0)):
+        before = [cache.tokens_kept for cache in caches]
+        rows_read.clear()
+        tiny.read(caches, mx.take(letters, mx.arange(first, last) % 104, axis=1), [last - first])
+        assert rows_read == [(last - first, kept + last - first) for kept in before]
+    assert caches[0].tokens_kept < SMALL + engine.get("interval", 1)
+    assert caches[0].tokens_seen == last == 154
+
+
+@method
+def test_generate_writes_the_same_text_with_an_ample_budget(
+    method: str, embedded: Any, texts: dict[str, list[int]], own_text: str
+) -> None:
+    caches = vqx.make_cache(embedded.model, method, budget=AMPLE)
+    assert write(embedded, texts, prompt_cache=caches) == own_text
+    assert caches[0].tokens_seen >= 80
+
+
+@method
+def test_stream_generate_gives_the_same_tokens_and_probabilities_with_an_ample_budget(
+    method: str, embedded: Any, texts: dict[str, list[int]], own_stream: list[tuple[int, mx.array]]
+) -> None:
+    caches = vqx.make_cache(embedded.model, method, budget=AMPLE)
+    found = stream(embedded, texts, prompt_cache=caches)
+    assert [token for token, _ in found] == [token for token, _ in own_stream]
+    assert all(same(one, other) for (_, one), (_, other) in zip(found, own_stream, strict=True))
+
+
+def write(embedded: Any, texts: dict[str, list[int]], **options: Any) -> str:
+    prompt = texts["manual"][:64]
+    text: str = mlx_lm.generate(
+        embedded.model, embedded.tokenizer, prompt, max_tokens=16, prefill_step_size=24, **options
+    )
+    return text
+
+
+def stream(embedded: Any, texts: dict[str, list[int]], **options: Any) -> list[tuple[int, mx.array]]:
+    prompt = texts["source"][:40]
+    responses = mlx_lm.stream_generate(
+        embedded.model, embedded.tokenizer, prompt, max_tokens=12, prefill_step_size=16, **options
+    )
+    return [(response.token, response.logprobs) for response in responses]
+
+
+@pytest.fixture(scope="module")
+def own_text(embedded: Any, texts: dict[str, list[int]]) -> str:
+    return write(embedded, texts)
+
+
+@pytest.fixture(scope="module")
+def own_stream(embedded: Any, texts: dict[str, list[int]]) -> list[tuple[int, mx.array]]:
+    return stream(embedded, texts)
