@@ -3,7 +3,7 @@
 Everything real is read once a session; tests copy what they go on with.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
@@ -95,6 +95,12 @@ def shallow(embedded: Reader) -> Reader:
 def tiny() -> Reader:
     """A llama of three layers in code: 2 key-value heads of 16, 4 query heads, 97 tokens."""
     return Reader(tiny_llama())
+
+
+@pytest.fixture(scope="session")
+def make_llama() -> Callable[..., Any]:
+    """Llamas like the tiny one, with other sizes."""
+    return tiny_llama
 
 
 def tiny_llama(**other: Any) -> Any:

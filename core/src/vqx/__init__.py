@@ -9,7 +9,8 @@ _blas.preload()  # before the first import of mlx
 from vqx.cache import EvictingCache  # noqa: E402
 from vqx.hookspecs import hookimpl  # noqa: E402
 from vqx.options import Options  # noqa: E402
-from vqx.registry import PluginError, UnknownMethod, registry  # noqa: E402
+from vqx.registry import PluginError, UnknownMethod  # noqa: E402
+from vqx.registry import registry as _registry  # noqa: E402
 from vqx.scorers import Arrivals, Method, Scorer, accumulated  # noqa: E402
 from vqx.spec import Collapse, LayerInfo, MethodSpec, Setting  # noqa: E402
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from vqx.adapted import KVCacheBuilder, KVCacheConfig
     from vqx.host import attach, detach, make_cache
 
-names = registry.names
-load = registry.load
-register = registry.register
+names = _registry.names
+load = _registry.load
+register = _registry.register
 
 _LATE = {  # mlx-lm takes seconds to import, and listing methods does not need it
     "KVCacheBuilder": "vqx.adapted",

@@ -12,6 +12,10 @@ Rope = Callable[..., mx.array]
 """A model's rotary module: ``rope(x [..., T, D], offset=int or array)`` -> rotated x."""
 
 
+PROBES = ((3, 5), (700, -650), (9000, -8999), (4000, 2000))
+"""Positions and turns at which a module is checked."""
+
+
 class Rotary(NamedTuple):
     """A model's rotary embedding, seen as a one-parameter group of linear maps times a scale."""
 
@@ -39,21 +43,37 @@ def rotary_of(rope: Rope, width: int) -> Rotary:
     Raises:
         ValueError: where turning by a and then by b is not turning by a + b.
     """
+    try:
+        rotary = Rotary(rope, *_scale_and_mirror(rope, width))
+        wrong = next((turn for turn in PROBES if not _turns(rotary, width, *turn)), None)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"positions='compact' cannot be right for {type(rope).__name__}: it does not take an offset for"
+            f" each key ({error}); use positions='absolute'"
+        ) from error
+    if wrong is not None:
+        start, delta = wrong
+        raise ValueError(
+            f"positions='compact' cannot be right for {type(rope).__name__}: turning a key from"
+            f" position {start} by {delta} does not give the key at {start + delta};"
+            " use positions='absolute'"
+        )
+    return rotary
+
+
+def _scale_and_mirror(rope: Rope, width: int) -> tuple[mx.array, mx.array]:
+    """What the module does at 0, and which channel of each turned pair comes second."""
     axes = mx.eye(width)[:, None, None]
     scale = mx.diag(rope(axes, offset=0)[:, 0, 0])
     mixed = mx.abs(rope(axes, offset=1)[:, 0, 0]) * (1 - mx.eye(width))
-    partner = mx.argmax(mixed, axis=1)
-    second = (mx.max(mixed, axis=1) > 0) & (partner < mx.arange(width))
-    rotary = Rotary(rope, scale, mx.where(second, -1.0, 1.0))
-    probe = mx.random.normal((1, 1, 2, width), key=mx.random.key(0))
-    for start, delta in ((3, 5), (700, -650), (9000, -8999), (4000, 2000)):
-        once = mx.concatenate([rope(probe[:, :, i : i + 1], offset=start + delta) for i in (0, 1)], axis=2)
-        there = mx.concatenate([rope(probe[:, :, i : i + 1], offset=start) for i in (0, 1)], axis=2)
-        twice = rotary.turn(there, mx.full((1, 1, 2), delta))
-        if not mx.allclose(once, twice, rtol=0, atol=2e-3 * mx.abs(once).max().item()):
-            raise ValueError(
-                f"positions='compact' cannot be right for {type(rope).__name__}: turning a key from"
-                f" position {start} by {delta} does not give the key at {start + delta};"
-                " use positions='absolute'"
-            )
-    return rotary
+    second = (mx.max(mixed, axis=1) > 0) & (mx.argmax(mixed, axis=1) < mx.arange(width))
+    return scale, mx.where(second, -1.0, 1.0)
+
+
+def _turns(rotary: Rotary, width: int, start: int, delta: int) -> bool:
+    """Whether turning by ``start`` and then by ``delta`` is turning by their sum, for two keys at once."""
+    probe = mx.random.normal((2, 1, 1, width), key=mx.random.key(0))
+    once = rotary.rope(probe, offset=start + delta).reshape(1, 1, 2, width)
+    there = rotary.rope(probe, offset=start).reshape(1, 1, 2, width)
+    twice = rotary.turn(there, mx.full((1, 1, 2), delta, mx.int32))
+    return bool(mx.allclose(once, twice, rtol=0, atol=2e-3 * mx.abs(once).max().item()).item())

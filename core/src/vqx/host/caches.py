@@ -9,10 +9,14 @@ from mlx_lm.models.cache import KVCache
 
 from vqx.build import methods_for, spec_of, split_options
 from vqx.cache import EvictingCache
+from vqx.host.rotaries import rotaries
 from vqx.host.watching import watch_attention
 from vqx.options import Options, Queries
-from vqx.positions import Rotary, rotary_of
+from vqx.positions import Rotary
 from vqx.spec import LayerInfo
+
+
+_BEFORE = "_make_cache_before_vqx"
 
 
 def make_cache(model: nn.Module, method: str, **options: Any) -> list[Any]:
@@ -44,12 +48,19 @@ def attach(model: nn.Module, method: str, **options: Any) -> None:
     what was attached.
     """
     factory = cache_factory(model, method, **options)
+    if not hasattr(model, _BEFORE):
+        object.__setattr__(model, _BEFORE, model.__dict__.get("make_cache"))
     object.__setattr__(model, "make_cache", factory)
 
 
 def detach(model: nn.Module) -> None:
-    """Give the model its own caches back; nothing happens where nothing is attached."""
-    model.__dict__.pop("make_cache", None)
+    """Give the model back the caches it made before; nothing happens where nothing is attached."""
+    if not hasattr(model, _BEFORE):
+        return
+    before = model.__dict__.pop(_BEFORE)
+    del model.__dict__["make_cache"]
+    if before is not None:
+        object.__setattr__(model, "make_cache", before)
 
 
 def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[], list[Any]]:
@@ -66,11 +77,13 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
     run = Options(**{**engine, "queries": _queries(model, run.queries)})
     queries: Queries = run.queries or "model"
     methods = methods_for(spec, own, [LayerInfo(number, queries) for number in evicting])
-    rotaries = _rotaries(model, evicting) if run.positions == "compact" else [None] * len(evicting)
+    turning: list[Rotary | None] = [None] * len(evicting)
+    if run.positions == "compact":
+        turning = [*rotaries(model, (own_caches(model), own_caches(model)), evicting)]
 
     def fresh() -> list[Any]:
         caches = own_caches(model)
-        for number, chosen, rotary in zip(evicting, methods, rotaries, strict=True):
+        for number, chosen, rotary in zip(evicting, methods, turning, strict=True):
             caches[number] = EvictingCache(chosen, run, rotary=rotary, number=number)
         return caches
 
@@ -93,50 +106,19 @@ def _queries(model: nn.Module, asked: Queries | None) -> Queries:
     """Where queries come from; the hook is installed if they are the model's own."""
     if asked in ("keys", "centred-keys"):
         return asked
-    if watch_attention(model):
+    latent = any(hasattr(part, "kv_lora_rank") for _, part in model.named_modules())
+    if not latent and watch_attention(model):
         return "model"
+    why = "attends over latent rows" if latent else "computes attention by itself"
     name = type(model).__module__
     if asked == "model":
         raise ValueError(
-            f"queries='model': {name} computes attention by itself, so its queries cannot be seen;"
+            f"queries='model': {name} {why}, so its queries cannot be matched with rows;"
             " use queries='centred-keys'"
         )
     warnings.warn(
-        f"{name} computes attention by itself: centred keys stand in for its queries, which costs quality"
+        f"{name} {why}: centred keys stand in for its queries, which costs quality"
         " (say queries='centred-keys' to silence this)",
         stacklevel=4,
     )
     return "centred-keys"
-
-
-def rope_of(model: nn.Module, number: int) -> tuple[Any, int] | None:
-    """The rotary module of a layer and its attention's head dimension; None where none is found."""
-    layers = model.layers
-    for _, part in layers[number].named_modules() if number < len(layers) else ():
-        rope = getattr(part, "rope", None)
-        if callable(rope) and hasattr(part, "k_proj"):
-            heads = getattr(part, "n_kv_heads", None) or getattr(part, "num_key_value_heads", None)
-            width = getattr(part, "head_dim", None)
-            if width is None and heads:
-                width = part.k_proj.weight.shape[0] // heads
-            return (rope, int(width)) if width else None
-    return None
-
-
-def _rotaries(model: nn.Module, evicting: list[int]) -> list[Rotary | None]:
-    if len(own_caches(model)) != len(model.layers):
-        raise ValueError(
-            f"positions='compact': {type(model).__module__} has {len(model.layers)} layers and"
-            f" {len(own_caches(model))} caches, so it is not known which rotary module turned which keys;"
-            " use positions='absolute'"
-        )
-    found: list[Rotary | None] = []
-    for number in evicting:
-        rope = rope_of(model, number)
-        if rope is None:
-            raise ValueError(
-                f"positions='compact': layer {number} of {type(model).__module__} shows no rotary module,"
-                " so its keys cannot be turned; use positions='absolute'"
-            )
-        found.append(rotary_of(*rope))
-    return found
