@@ -250,17 +250,27 @@ def test_a_model_lends_its_own_module_layer_by_layer(tiny_llama: Callable[..., n
     rotaries = [cache.plan.rotary for cache in caches]
     assert all(isinstance(rotary, Rotary) for rotary in rotaries)
     assert rotaries[0].rope is model.layers[0].self_attn.rope
-    assert rotaries[1].rope is unturned
+    keys = mx.random.normal((1, 2, 3, 16))
+    assert mx.array_equal(rotaries[1].turn(keys, mx.full((1, 2, 3), -5)), keys)
     model(mx.zeros((1, 30), mx.int32), cache=caches)
     model(mx.zeros((1, 1), mx.int32), cache=caches)
     assert [cache.offset for cache in caches] == [8, 8]
 
 
 @pytest.mark.usefixtures("toys")
-def test_a_layer_without_rotary_module_is_refused(tiny_llama: Callable[..., nn.Module]) -> None:
-    model = tiny_llama()
-    model.layers[1].self_attn.rope = None
-    with pytest.raises(
-        ValueError, match=r"layer 1 of mlx_lm.models.llama shows no rotary module.*'absolute'"
-    ):
-        make_cache(model, "toy", budget=8, positions="compact")
+def test_a_layer_whose_rotary_module_is_not_found_is_refused(
+    tiny_llama: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vqx.host.rotaries.rope_of", lambda model, number: None)
+    with pytest.raises(ValueError, match=r"keys of layer 0 of mlx_lm.models.llama.*'absolute'"):
+        make_cache(tiny_llama(), "toy", budget=8, positions="compact")
+
+
+@pytest.mark.usefixtures("toys")
+def test_a_module_that_turns_otherwise_than_the_model_is_refused(
+    tiny_llama: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = nn.RoPE(16, base=77.0)
+    monkeypatch.setattr("vqx.host.rotaries.rope_of", lambda model, number: other)
+    with pytest.raises(ValueError, match=r"no rotary module was found that turns the keys of layer 0"):
+        make_cache(tiny_llama(), "toy", budget=8, positions="compact")
