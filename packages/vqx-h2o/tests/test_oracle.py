@@ -21,6 +21,8 @@ BAND = 2e-5
 MASS = {"rtol": 1e-5, "atol": 1e-5}
 """Up to 200 shares below 1, each off by some 1e-7 of itself."""
 
+ADAPTED = Options(queries="keys", cadence="token")
+
 thorough = settings(
     max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -91,6 +93,9 @@ def test_the_adapted_form_keeps_the_oracles_rows_and_mass(oracle: ModuleType, ca
             np.testing.assert_allclose(np.array(scores[b, h]), kept.statistic, **MASS)
             assert same_bits(keys[b, h], tokens.keys[b, h][positions[b, h]])
             assert same_bits(values[b, h], tokens.values[b, h][positions[b, h]])
+    rows = remaining(feed(cache_of("h2o", ADAPTED, **case.options), tokens, case.blocks))
+    assert np.array_equal(rows.position, np.array(positions))
+    np.testing.assert_allclose(rows.columns["mass"], np.array(scores), **MASS)
 
 
 @settings(thorough, max_examples=40)
@@ -153,7 +158,7 @@ def test_an_interval_is_a_block_of_generated_tokens(
 
 def test_rows_inside_the_kept_set_are_evicted(oracle: ModuleType) -> None:
     tokens = stream("topics", shape=Shape(length=90))
-    options = {"budget": 12, "n_sink": 2, "recent": 4}
+    options = {"budget": 12, "n_sink": 2, "recent": 4, "decay": 0.9}
     positions = _run(tokens.keys, tokens.values, [30, 1, 59], options)[3]
     for b, h in np.ndindex(2, 2):
         kept = positions[b, h].tolist()

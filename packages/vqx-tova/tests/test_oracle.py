@@ -16,6 +16,8 @@ from vqx_tova import init_tova_state, tova_update, tova_update_batched
 BAND = 1e-5
 """Float32 cannot be asked to order scores that lie closer; such streams are drawn again."""
 
+ADAPTED = Options(queries="keys", cadence="token")
+
 thorough = settings(
     max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -73,6 +75,8 @@ def test_the_adapted_form_keeps_the_oracles_rows(oracle: ModuleType, case: Case)
             assert positions[b, h].tolist() == kept.positions
             assert same_bits(keys[b, h], tokens.keys[b, h][positions[b, h]])
             assert same_bits(values[b, h], tokens.values[b, h][positions[b, h]])
+    rows = remaining(feed(cache_of("tova", ADAPTED, **case.options), tokens, case.blocks))
+    assert np.array_equal(rows.position, np.array(positions))
 
 
 @settings(thorough, max_examples=60)

@@ -1,0 +1,39 @@
+"""Every Python block of the READMEs and the docs runs as it is printed."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("packages/*/README.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+RUNNER = """
+import functools, json, sys, warnings
+import vqx
+from vqx.host import embedded
+
+embedded.load_embedded = functools.cache(embedded.load_embedded)
+warnings.simplefilter("error")
+for page, code in json.load(sys.stdin):
+    print("running", page, flush=True)
+    model, _ = embedded.load_embedded()
+    vqx.detach(model)
+    model.__dict__.pop("make_cache", None)
+    exec(compile(code, page, "exec"), {"__name__": "page"})
+print("all ran")
+"""
+
+
+def test_every_python_block_runs() -> None:
+
+    code = [(str(page.relative_to(ROOT)), "\n".join(BLOCK.findall(page.read_text()))) for page in PAGES]
+    code = [(page, text) for page, text in code if text]
+    assert len(code) >= 7, "the pages lost their examples"
+    ran = subprocess.run(
+        [sys.executable, "-c", RUNNER], input=json.dumps(code), capture_output=True, text=True, timeout=400
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "all ran" in ran.stdout
