@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import vqx  # isort: skip  # before mlx: it chooses the BLAS
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
@@ -40,7 +39,7 @@ class Reader(NamedTuple):
         return mx.concatenate(logits, axis=1)
 
     def read_together(self, tokens: mx.array, lists: Iterable[list[Any]]) -> None:
-        """One forward for several lists of caches: each cache is shown what a forward of its own would show it.
+        """One forward for several lists of caches, each cache being shown what a forward of its own shows it.
 
         They must be empty: before the first eviction all forwards are the same, bit for bit.
         """

@@ -1,4 +1,4 @@
-"""What a generated token costs: no wait for the device, no more rows or memory, about the time of a ring buffer."""
+"""A generated token costs no wait for the device, no rows or memory, and about the time of a ring buffer."""
 
 import copy
 import statistics

@@ -1,6 +1,6 @@
-"""A step is right: until a row must go every logit is mlx-lm's own, bit for bit, and no row goes inside a forward."""
+"""Until a row must go every logit is mlx-lm's own, bit for bit, and no row goes inside a forward."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -37,13 +37,13 @@ engine = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def prose(embedded: Any, texts: dict[str, list[int]]) -> mx.array:
-    return mx.array([texts["narrative"][:104]])
+    return mx.array([texts["narrative"][:100]])
 
 
 @pytest.fixture(scope="module")
 def expected(embedded: Any, prose: mx.array) -> mx.array:
-    """The embedded model's logits over 96 tokens in chunks and 8 more one by one, with its own caches."""
-    logits: mx.array = embedded.read(embedded.plain(), prose, [*CHUNKS, *[1] * 8])
+    """The embedded model's logits over 96 tokens in chunks and 4 more one by one, with its own caches."""
+    logits: mx.array = embedded.read(embedded.plain(), prose, [*CHUNKS, *[1] * 4])
     return logits
 
 
@@ -53,7 +53,7 @@ def letters() -> mx.array:
 
 
 @pytest.fixture
-def rows_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(queries, rows) of every attention of a llama, layer after layer."""
     seen: list[tuple[int, int]] = []
     attend: Callable[..., mx.array] = llama.scaled_dot_product_attention
@@ -63,7 +63,7 @@ def rows_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]
         return attend(queries, keys, *others, **options)
 
     monkeypatch.setattr(llama, "scaled_dot_product_attention", note)
-    yield seen
+    return seen
 
 
 def same(one: mx.array, other: mx.array) -> bool:
@@ -76,8 +76,8 @@ def test_with_an_ample_budget_every_logit_of_the_embedded_model_is_its_own(
     method: str, embedded: Any, prose: mx.array, expected: mx.array
 ) -> None:
     caches = vqx.make_cache(embedded.model, method, budget=AMPLE)
-    assert same(embedded.read(caches, prose, [*CHUNKS, *[1] * 8]), expected)
-    assert {cache.tokens_kept for cache in caches} == {104}
+    assert same(embedded.read(caches, prose, [*CHUNKS, *[1] * 4]), expected)
+    assert {cache.tokens_kept for cache in caches} == {100}
 
 
 @method
@@ -152,7 +152,7 @@ def test_generate_writes_the_same_text_with_an_ample_budget(
 ) -> None:
     caches = vqx.make_cache(embedded.model, method, budget=AMPLE)
     assert write(embedded, texts, prompt_cache=caches) == own_text
-    assert caches[0].tokens_seen >= 80
+    assert caches[0].tokens_seen >= 75
 
 
 @method
@@ -168,7 +168,7 @@ def test_stream_generate_gives_the_same_tokens_and_probabilities_with_an_ample_b
 def write(embedded: Any, texts: dict[str, list[int]], **options: Any) -> str:
     prompt = texts["manual"][:64]
     text: str = mlx_lm.generate(
-        embedded.model, embedded.tokenizer, prompt, max_tokens=16, prefill_step_size=24, **options
+        embedded.model, embedded.tokenizer, prompt, max_tokens=12, prefill_step_size=24, **options
     )
     return text
 
@@ -176,7 +176,7 @@ def write(embedded: Any, texts: dict[str, list[int]], **options: Any) -> str:
 def stream(embedded: Any, texts: dict[str, list[int]], **options: Any) -> list[tuple[int, mx.array]]:
     prompt = texts["source"][:40]
     responses = mlx_lm.stream_generate(
-        embedded.model, embedded.tokenizer, prompt, max_tokens=12, prefill_step_size=16, **options
+        embedded.model, embedded.tokenizer, prompt, max_tokens=8, prefill_step_size=16, **options
     )
     return [(response.token, response.logprobs) for response in responses]
 

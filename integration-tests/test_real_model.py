@@ -1,4 +1,4 @@
-"""A real model on real texts, most of whose rows are gone: the text stays coherent, the loss near, memory bounded."""
+"""A real model with most of a text's rows gone: coherent writing, nearly the same loss, bounded memory."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -33,18 +33,18 @@ class Written(NamedTuple):
 
     @property
     def coherent(self) -> bool:
-        """By bounds between what the full cache writes (2.5 nats, 0 repeated) and a frozen one (0.9 repeated)."""
+        """By bounds between what the full cache writes (2.5 nats, none repeated) and a frozen one (0.9)."""
         return self.loss < 3.5 and self.repeated < 0.4
 
 
-TOGETHER, PROMPT, ANSWER = 1244, 1500, 40
+TOGETHER, PROMPT, ANSWER = 1372, 1500, 32
 
 
 @pytest.fixture(scope="module")
 def written(embedded: Any, texts: Mapping[str, list[int]]) -> dict[str, Written]:
-    """Forty tokens after 1,500 of a story, at a temperature of 0.7: greedy text of so small a model loops anyway.
+    """32 tokens after 1,500 of a story, at a temperature of 0.7: so small a model's greedy text loops anyway.
 
-    The first 1,244 are one chunk, cut to 256 rows; the others are read by each method for itself.
+    The first 1,372 are one chunk, cut to 256 rows; the others are read by each method for itself.
     """
     story, model = texts["narrative"][:PROMPT], embedded.model
     with pytest.warns(UserWarning, match="recent=0"):
@@ -74,7 +74,9 @@ def written(embedded: Any, texts: Mapping[str, list[int]]) -> dict[str, Written]
 
 
 @method
-def test_the_story_goes_on_coherently_with_a_sixth_of_its_rows(method: str, written: dict[str, Written]) -> None:
+def test_the_story_goes_on_coherently_with_a_sixth_of_its_rows(
+    method: str, written: dict[str, Written]
+) -> None:
     text = written[method]
     assert len(text.tokens) == ANSWER
     assert {cache.tokens_kept for cache in text.caches} == {BUDGET}
@@ -97,12 +99,12 @@ class Losses(NamedTuple):
         return sum(self.each) / len(self.each)
 
 
-FIRST, SECOND, FOLLOWING = 640, 128, 128
+FIRST, SECOND, FOLLOWING = 576, 128, 128
 
 
 @pytest.fixture(scope="module")
 def losses(embedded: Any, texts: Mapping[str, list[int]]) -> dict[str, Losses]:
-    """128 tokens after 768 of each text, teacher forced, with the methods' default settings.
+    """128 tokens after 704 of each text, teacher forced, with the methods' default settings.
 
     The texts are one batch. What follows is read 16 tokens at a time, so rows go eight times on the way.
     """
@@ -121,23 +123,20 @@ def losses(embedded: Any, texts: Mapping[str, list[int]]) -> dict[str, Losses]:
     return found
 
 
-@method
 def test_what_follows_is_about_as_likely_as_with_streaming_llm(
-    method: str, losses: dict[str, Losses], capsys: pytest.CaptureFixture[str]
+    losses: dict[str, Losses], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with capsys.disabled():
-        shown = {name: losses[name] for name in ("full", "streaming-llm", method)}
-        print("\nnats per token: " + "; ".join(f"{name} {row(each)}" for name, each in shown.items()))
-    assert losses[method].mean < losses["streaming-llm"].mean + 0.3
+        print(f"\nnats per token after {FIRST + SECOND} tokens, budget {BUDGET}:")
+        for name, row in losses.items():
+            print(f"{name:>16}", *(f"{one:.3f}" for one in row.each), f"mean {row.mean:.3f}")
+    bound = losses["streaming-llm"].mean + 0.3
+    assert {name: losses[name].mean for name in METHODS if losses[name].mean > bound} == {}
 
 
-@method
-def test_evicting_two_thirds_of_the_rows_costs_less_than_half_a_nat(method: str, losses: dict[str, Losses]) -> None:
-    assert losses[method].mean < losses["full"].mean + 0.5
-
-
-def row(losses: Losses) -> str:
-    return " ".join(f"{one:.3f}" for one in losses.each) + f" (mean {losses.mean:.3f})"
+def test_evicting_two_thirds_of_the_rows_costs_less_than_half_a_nat(losses: dict[str, Losses]) -> None:
+    bound = losses["full"].mean + 0.5
+    assert {name: losses[name].mean for name in METHODS if losses[name].mean > bound} == {}
 
 
 @method

@@ -123,9 +123,9 @@ class EvictingCache:
         if self.layer is None:
             return []
         rows, seen = self.layer.rows, self.layer.seen
-        arrays = [rows.keys, rows.values, rows.position, *rows.columns.values()]
-        arrays += [] if seen is None else [seen.queries, seen.sinks]
-        return [a for a in (*arrays, self.layer.key_sum, self._nan) if a is not None]
+        held = [rows.keys, rows.values, rows.position, *rows.columns.values()]
+        asked = (None, None) if seen is None else (seen.queries, seen.sinks)
+        return [*held, *(a for a in (*asked, self.layer.key_sum, self._nan) if a is not None)]
 
     def is_trimmable(self) -> bool:
         """An evicted row cannot come back, and statistics cannot forget."""

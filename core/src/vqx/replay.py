@@ -33,7 +33,7 @@ class HostBlock(NamedTuple):
 
     @property
     def length(self) -> int:
-        return self.logits.shape[3]
+        return int(self.logits.shape[3])
 
     def mass(
         self,
@@ -78,8 +78,9 @@ class HostBlock(NamedTuple):
             return _softmax(logits)
         logits = np.ascontiguousarray(logits)
         top = np.maximum(logits.max(axis=-1, keepdims=True), self.sinks)
-        weights = np.exp(logits - top)
-        return weights / (weights.sum(axis=-1, keepdims=True) + np.exp(self.sinks - top))
+        weights: Floats = np.exp(logits - top)
+        total: Floats = weights.sum(axis=-1, keepdims=True) + np.exp(self.sinks - top)
+        return weights / total
 
 
 def replay(
@@ -161,7 +162,8 @@ def _victim(score: Floats, position: Ints, newest: int, method: Method) -> Ints:
     score = np.where(np.isnan(score), -np.inf, np.minimum(score, LARGEST))
     score = np.where(safe, np.inf, score)
     lowest = score == score.min(axis=2, keepdims=True)
-    return np.argmin(np.where(lowest, position, np.iinfo(np.int64).max), axis=2, keepdims=True)
+    oldest: Ints = np.argmin(np.where(lowest, position, np.iinfo(np.int64).max), axis=2, keepdims=True)
+    return oldest
 
 
 def _logits(queries: mx.array, rows: Rows, slots: Ints, scale: float) -> Floats:
@@ -193,10 +195,12 @@ def _take(column: npt.NDArray[Any], slots: Ints) -> npt.NDArray[Any]:
 
 def _mean(weights: Floats) -> Floats:
     """Sum over queries, mean over the group: ``[B, H, G, S, m]`` to ``[B, H, m]``."""
-    return weights.sum(axis=3).mean(axis=2)
+    mean: Floats = weights.sum(axis=3).mean(axis=2)
+    return mean
 
 
 def _softmax(logits: Floats) -> Floats:
     logits = np.ascontiguousarray(logits)  # so that no lane beside changes the order of additions
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    weights: Floats = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights

@@ -49,7 +49,8 @@ def advance(
     _check(keys, new_keys, new_values)
     lanes, added = new_keys.shape[:-2], new_keys.shape[-2]
     shape = (1,) * (2 - len(lanes)) + lanes
-    arrivals = Arrivals(*shape, start=start, length=added)
+    batch, heads = shape
+    arrivals = Arrivals(batch, heads, start, added)
     fresh = Rows(
         new_keys.reshape(*shape, *new_keys.shape[-2:]),
         new_values.reshape(*shape, *new_values.shape[-2:]),

@@ -82,7 +82,7 @@ class Demo:
 
     def run(self, names: list[str], *, budget: int, tokens: int, advance: Advance) -> list[Outcome]:
         """The full cache, then every method named; raises ValueError before the first token is read."""
-        fresh = [("full cache", lambda: own_caches(self.model))]
+        fresh: list[tuple[str, Callable[[], list[Any]]]] = [("full cache", lambda: own_caches(self.model))]
         fresh += [(name, cache_factory(self.model, name, budget=budget)) for name in names]
         outcomes: list[Outcome] = []
         reference, full_loss = None, 0.0
@@ -120,7 +120,7 @@ class Demo:
             self.model(mx.array([chunk]), cache=caches)
             mx.eval([cache.state for cache in caches])
             moved(len(chunk))
-        logits = self.model(mx.array([[last]]), cache=caches)[0, -1]
+        logits: mx.array = self.model(mx.array([[last]]), cache=caches)[0, -1]
         mx.eval(logits)
         moved(1)
         return logits
@@ -130,7 +130,7 @@ class Demo:
     ) -> list[int]:
         answer: list[int] = []
         while len(answer) < tokens:
-            token = int(mx.argmax(logits).item())
+            token: int = mx.argmax(logits).tolist()  # type: ignore[assignment]
             answer.append(token)
             if token in self.tokenizer.eos_token_ids:
                 break
@@ -149,7 +149,7 @@ class Demo:
             logits = self.model(mx.array([[token]]), cache=caches)[0, -1]
             mx.eval(logits)
             moved(1)
-        return float(mx.mean(mx.stack(losses)).item())
+        return float(mx.mean(mx.stack(losses)))
 
 
 def _kv_bytes(caches: list[Any]) -> int:

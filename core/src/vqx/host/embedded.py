@@ -104,7 +104,7 @@ def _config(gguf: _Gguf) -> dict[str, Any]:
 
 
 def _model(gguf: _Gguf) -> Model:
-    model = Model(ModelArgs.from_dict(_config(gguf)))  # type: ignore[no-untyped-call]
+    model = Model(ModelArgs.from_dict(_config(gguf)))
     model.load_weights(_weights(gguf))
     model.eval()
     mx.eval(model.parameters())
@@ -170,7 +170,7 @@ def _tokenizer(gguf: _Gguf) -> TokenizerWrapper:
         number: int = gguf.number(f"tokenizer.ggml.{role}_token_id")
         return tokens[number]
 
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=named("bos"),
         eos_token=named("eos"),

@@ -53,14 +53,14 @@ def _noted(model: nn.Module, caches: list[Any], evicting: list[int], offset: int
 
 def _rotary(model: nn.Module, number: int, near: mx.array, far: mx.array) -> Rotary:
     width = near.shape[-1]
-    atol = 2e-2 * mx.abs(near).max().item() if near.dtype != mx.float32 else 1e-3
+    tolerance = (1e-3 if near.dtype == mx.float32 else 2e-2) * mx.abs(near).max()
     if mx.array_equal(near, far):
         return rotary_of(lambda x, offset: x, width)
     rope = rope_of(model, number)
     if rope is not None:
         rotary = rotary_of(rope, width)
         turned = rotary.turn(near, mx.full(near.shape[:3], FAR, mx.int32))
-        if mx.allclose(turned, far, rtol=0, atol=atol):
+        if mx.all(mx.abs(turned - far) <= tolerance):
             return rotary
     raise ValueError(
         f"positions='compact': no rotary module was found that turns the keys of layer {number} of"
