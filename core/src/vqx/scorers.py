@@ -19,6 +19,14 @@ class Attention(Protocol):
     """The attention of a block of queries over the rows of a layer, never held as one matrix."""
 
     @property
+    def position(self) -> Any:
+        """The rows' positions, ``[B, H, n]``."""
+
+    @property
+    def start(self) -> int:
+        """The position of the block's first query."""
+
+    @property
     def length(self) -> int:
         """How many queries the block has."""
 

@@ -15,6 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from vqx.cache import EvictingCache
 from vqx.host.caches import cache_factory, own_caches
 from vqx.host.embedded import load_embedded
+from vqx.options import Prompt
 
 CHUNK = 256
 
@@ -80,10 +81,12 @@ class Demo:
         """Tokens that one cache reads and writes."""
         return len(self.prompt) + 2 * tokens
 
-    def run(self, names: list[str], *, budget: int, tokens: int, advance: Advance) -> list[Outcome]:
+    def run(
+        self, names: list[str], *, budget: int, tokens: int, advance: Advance, prompt: Prompt = "whole"
+    ) -> list[Outcome]:
         """The full cache, then every method named; raises ValueError before the first token is read."""
         fresh: list[tuple[str, Callable[[], list[Any]]]] = [("full cache", lambda: own_caches(self.model))]
-        fresh += [(name, cache_factory(self.model, name, budget=budget)) for name in names]
+        fresh += [(name, cache_factory(self.model, name, budget=budget, prompt=prompt)) for name in names]
         outcomes: list[Outcome] = []
         reference, full_loss = None, 0.0
         for name, make in fresh:
