@@ -54,7 +54,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(code: str, cache: Path, **environment: str) -> "subprocess.Popen[str]":
     found = find_spec("vqx")
-    assert found is not None and found.submodule_search_locations is not None
+    assert found is not None
+    assert found.submodule_search_locations is not None
     module = Path(next(iter(found.submodule_search_locations)), "blas.py")
     settled = {name: value for name, value in os.environ.items() if name not in ("VQX_BLAS", "LD_PRELOAD")}
     return subprocess.Popen(
@@ -98,7 +99,8 @@ def test_mlx_takes_its_products_from_openblas_and_they_are_right(tmp_path: Path,
 def test_off_leaves_the_reference_blas(tmp_path: Path, cache: Path) -> None:
     assert "mlx_cpu.libs" in library_mlx_bound(tmp_path, cache, VQX_BLAS="off")
     name, detail = run("print(json.dumps(blas.preload()))", cache, VQX_BLAS="off")
-    assert name == "reference BLAS" and "VQX_BLAS=off" in detail
+    assert name == "reference BLAS"
+    assert "VQX_BLAS=off" in detail
 
 
 @complete
@@ -146,7 +148,8 @@ def test_without_a_place_for_the_cache_a_copy_serves_this_process_and_leaves_not
     temporary.mkdir()
     code = "print(json.dumps([*blas.preload(), visible('cblas_sgemm')]))"
     name, _, found = run(code, no_folder, TMPDIR=str(temporary))
-    assert name.startswith("OpenBLAS") and found
+    assert name.startswith("OpenBLAS")
+    assert found
     assert not list(temporary.iterdir())
 
 
@@ -162,7 +165,8 @@ def test_the_path_of_a_library_is_taken(cache: Path) -> None:
     run("print(json.dumps(blas.preload()))", cache)
     path = str(next((cache / "vqx").iterdir()))
     name, detail = run("print(json.dumps(blas.preload()))", cache, VQX_BLAS=path)
-    assert name == path and "VQX_BLAS" in detail
+    assert name == path
+    assert "VQX_BLAS" in detail
 
 
 @cpu_build
@@ -172,13 +176,16 @@ def test_the_path_of_a_library_is_taken(cache: Path) -> None:
 def test_a_path_that_cannot_serve_is_refused_in_words(path: str, reason: str, cache: Path) -> None:
     code = "try:\n    blas.preload()\nexcept ValueError as error:\n    print(json.dumps(str(error)))"
     message = run(code, cache, VQX_BLAS=path)
-    assert f"VQX_BLAS={path}" in message and reason in message and "'auto', 'off' or the path" in message
+    assert f"VQX_BLAS={path}" in message
+    assert reason in message
+    assert "'auto', 'off' or the path" in message
 
 
 @cpu_build
 def test_mlx_imported_before_is_said(cache: Path) -> None:
     name, detail = run("import mlx.core; print(json.dumps(blas.preload()))", cache)
-    assert name == "unchanged" and detail == "mlx was imported before vqx: the BLAS could not be changed"
+    assert name == "unchanged"
+    assert detail == "mlx was imported before vqx: the BLAS could not be changed"
 
 
 @complete
@@ -186,7 +193,8 @@ def test_a_blas_that_is_visible_already_is_left_alone(cache: Path) -> None:
     run("print(json.dumps(blas.preload()))", cache)
     path = str(next((cache / "vqx").iterdir()))
     name, detail = run("print(json.dumps(blas.preload()))", cache, LD_PRELOAD=path)
-    assert name == "unchanged" and "visible already" in detail
+    assert name == "unchanged"
+    assert "visible already" in detail
 
 
 @cpu_build

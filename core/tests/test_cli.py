@@ -23,7 +23,9 @@ class _Found:
     def load(self, name: str) -> MethodSpec:
         if name == "bad":
             raise PluginError("vqx-bad 0.3 could not be loaded by vqx 0.1.0: ImportError: no")
-        return MethodSpec(name=name, summary="good rows", paper="arXiv 1", config=object, build=lambda c, n: [])
+        return MethodSpec(
+            name=name, summary="good rows", paper="arXiv 1", config=object, build=lambda c, n: []
+        )
 
 
 def test_methods_lists_what_is_installed_and_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

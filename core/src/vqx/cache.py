@@ -95,9 +95,7 @@ class EvictingCache:
             )
         batch, _, length, width = queries.shape
         grouped = queries.reshape(batch, keys.shape[1], -1, length, width)
-        self.layer = watch(
-            self.plan, self.layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys
-        )
+        self.layer = watch(self.plan, self.layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys)
         self._unseen = False
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:

@@ -84,7 +84,7 @@ def demo(budget: int, prompt: Prompt, tokens: int, chosen: tuple[str, ...], as_j
         shown = Demo.load()
         console.print(
             f"{shown.model_name}, a prompt of {len(shown.prompt)} tokens, {budget} rows kept per layer,"
-                f" {HOW[prompt]}\n"
+            f" {HOW[prompt]}\n"
             f"Question: {shown.question}",
             highlight=False,
         )

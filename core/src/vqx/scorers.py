@@ -31,7 +31,12 @@ class Attention(Protocol):
         """How many queries the block has."""
 
     def mass(
-        self, *, decay: float = 1.0, itself: bool = True, temperature: Temperature | None = None, noise: Any = None
+        self,
+        *,
+        decay: float = 1.0,
+        itself: bool = True,
+        temperature: Temperature | None = None,
+        noise: Any = None,
     ) -> Any:
         """Sum over the block's queries of their weights, averaged over the query group: ``[B, H, n]``.
 

@@ -107,9 +107,7 @@ def test_paper_cuts_after_each_block(oracle: ModuleType) -> None:
 
 
 def test_paper_never_evicts_a_sink(oracle: ModuleType) -> None:
-    kept = oracle.paper(
-        TRUE_QUERIES, TRUE_KEYS, budget=2, n_sink=1, decay=0.5, scale=1.0, blocks=[3]
-    )
+    kept = oracle.paper(TRUE_QUERIES, TRUE_KEYS, budget=2, n_sink=1, decay=0.5, scale=1.0, blocks=[3])
     # Mass 29/56, 37/56, 32/56 as above, but row 0 is a sink: row 2 goes.
     assert kept.positions == [0, 1]
     assert kept.narrowest == pytest.approx(5 / 56)

@@ -101,9 +101,7 @@ def test_paper_group_max_is_the_greatest_weight(oracle: ModuleType) -> None:
     queries = np.zeros((2, 4, 1))
     queries[:, 3, 0] = math.log(2), -math.log(2)
     keys = np.array([[0.0], [1.0], [2.0], [9.0]])
-    kept = oracle.paper(
-        queries, keys, budget=3, window=1, fuse="sum", group="max", scale=1.0, blocks=[4]
-    )
+    kept = oracle.paper(queries, keys, budget=3, window=1, fuse="sum", group="max", scale=1.0, blocks=[4])
     assert kept.positions == [0, 2, 3]
     assert kept.narrowest == pytest.approx(2 / 7)
 
@@ -122,9 +120,7 @@ def test_paper_nothing_accumulates_between_blocks(oracle: ModuleType) -> None:
     # After token 3 (query ln 2): old rows 0, 2 have odds 1, 4: row 0 goes, gap 3/5.
     queries = np.array([[[0.0], [0.0], [-math.log(2)], [math.log(2)]]])
     keys = np.array([[0.0], [1.0], [2.0], [9.0]])
-    kept = oracle.paper(
-        queries, keys, budget=2, window=1, fuse="sum", group="max", scale=1.0, blocks=[3, 1]
-    )
+    kept = oracle.paper(queries, keys, budget=2, window=1, fuse="sum", group="max", scale=1.0, blocks=[3, 1])
     assert kept.positions == [2, 3]
     assert kept.narrowest == pytest.approx(1 / 3)
     assert kept.statistic.shape == (0,)

@@ -91,8 +91,6 @@ def test_paper_only_the_last_query_of_a_block_counts(oracle: ModuleType) -> None
     assert whole.positions == [0]
     assert whole.narrowest == pytest.approx(2 / 7)
     # Two blocks: rows 0, 1 get 1/3, 2/3: row 0 goes. Then rows 1, 2 get 2/3, 1/3: row 2 goes.
-    (parts,) = oracle.paper(
-        queries, ROWS[None], budget=1, scale=1.0, keep_newest=False, blocks=[2, 1]
-    )
+    (parts,) = oracle.paper(queries, ROWS[None], budget=1, scale=1.0, keep_newest=False, blocks=[2, 1])
     assert parts.positions == [1]
     assert parts.narrowest == pytest.approx(1 / 3)

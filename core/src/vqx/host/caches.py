@@ -15,7 +15,6 @@ from vqx.options import Options, Queries
 from vqx.positions import Rotary
 from vqx.spec import LayerInfo
 
-
 _BEFORE = "_make_cache_before_vqx"
 
 

@@ -70,9 +70,7 @@ def heavy_hitters(config: H2OConfig, *, itself: bool) -> Scorer:
 
 def h2o(config: H2OConfig, *, itself: bool) -> Method:
     """The method of one layer."""
-    return Method(
-        heavy_hitters(config, itself=itself), config.budget, config.n_sink, config.newest_safe
-    )
+    return Method(heavy_hitters(config, itself=itself), config.budget, config.n_sink, config.newest_safe)
 
 
 def build(config: H2OConfig, layers: Sequence[LayerInfo]) -> list[Method]:
