@@ -14,8 +14,10 @@ from zipfile import ZipFile
 import nox
 from packaging.requirements import Requirement
 
-nox.needs_version = ">=2025.5"
+nox.needs_version = ">=2026.8"
 nox.options.default_venv_backend = "uv"
+nox.options.allow_parallel = True
+nox.options.parallel = 2  # what a small machine has cores for; -j N asks for more
 
 ROOT = Path(__file__).parent
 WHEELS = ROOT / "dist"
@@ -48,10 +50,10 @@ def _wheels(packages: list[Package], extras: str = "cpu,testing") -> list[str]:
 
 
 @contextmanager
-def _elsewhere(session: nox.Session) -> Iterator[Path]:
+def _elsewhere(session: nox.Session) -> Iterator[None]:
     """A folder outside the checkout: no source can be imported, no setting of the workspace applies."""
     with tempfile.TemporaryDirectory() as folder, session.chdir(folder):
-        yield Path(folder)
+        yield
 
 
 def _pytest(session: nox.Session, *arguments: str | Path) -> None:
@@ -64,13 +66,20 @@ def wheels(session: nox.Session) -> None:
     """Build every package's wheel once, and look at what is in it."""
     session.install("--group", "wheels")
     rmtree(WHEELS, ignore_errors=True)
-    build = f"uv build --all-packages --wheel --no-sources --out-dir {WHEELS.name}"
-    session.run(*build.split(), external=True, silent=True)
+    session.run("uv", "build", "--all-packages", "--wheel", "--no-sources", "-o", "dist", external=True)
     built = sorted(WHEELS.glob("*.whl"))
     session.run("twine", "check", "--strict", *map(str, built))
     for wheel, needed in ((wheel, needed) for wheel in built for needed in ("/LICENSE", "/py.typed")):
         if not any(name.endswith(needed) for name in ZipFile(wheel).namelist()):
             session.error(f"{wheel.name} carries no {needed[1:]}")
+
+
+@nox.session(requires=["wheels"])
+def integration(session: nox.Session) -> None:
+    """What needs more than one package, with the embedded model; the longest, so it starts first."""
+    session.install(*_wheels(PLUGINS, "cpu,demo,testing"))
+    with _elsewhere(session):
+        _pytest(session, ROOT / "integration-tests", "--ignore-glob=*/test_newcomer.py", *session.posargs)
 
 
 @nox.session(requires=["wheels"])
@@ -89,19 +98,10 @@ def lowest(session: nox.Session, package: Package) -> None:
     asks = [*package.asks, *package.extras.get("cpu", []), *package.extras.get("testing", [])]
     low = {Requirement(one).name for one in asks}
     pins = nox.project.load_toml(ROOT / "pyproject.toml")["tool"]["uv"]["constraint-dependencies"]
-    with _elsewhere(session) as folder:
-        others = folder / "constraints.txt"
-        others.write_text("\n".join(pin for pin in pins if Requirement(pin).name not in low))
-        session.install("--resolution", "lowest-direct", "-c", str(others), *_wheels([package]), *asks)
-        _pytest(session, package.folder / "tests", *session.posargs)
-
-
-@nox.session(requires=["wheels"])
-def integration(session: nox.Session) -> None:
-    """What needs more than one package, with the embedded model."""
-    session.install(*_wheels(PLUGINS, "cpu,demo,testing"))
     with _elsewhere(session):
-        _pytest(session, ROOT / "integration-tests", "--ignore-glob=*/test_newcomer.py", *session.posargs)
+        Path("others.txt").write_text("\n".join(pin for pin in pins if Requirement(pin).name not in low))
+        session.install("--resolution", "lowest-direct", "-c", "others.txt", *_wheels([package]), *asks)
+        _pytest(session, package.folder / "tests", *session.posargs)
 
 
 @nox.session

@@ -251,3 +251,15 @@ else:
     os._exit(largest > {LARGEST_ERROR})
 """
     assert run(code, cache) < LARGEST_ERROR
+
+
+@complete
+@pytest.mark.parametrize("asked", ["", "2"])
+def test_one_core_is_left_to_others_unless_the_user_says_otherwise(cache: Path, asked: str) -> None:
+    code = """
+blas.preload()
+library = ctypes.CDLL(next(line.split()[-1] for line in open("/proc/self/maps") if "/vqx/openblas-" in line))
+print(json.dumps([library.vqx_scipy_openblas_get_num_threads(), len(os.sched_getaffinity(0))]))
+"""
+    threads, cores = run(code, cache, OPENBLAS_NUM_THREADS=asked)
+    assert threads == (min(2, cores) if asked else max(1, cores - 1))
