@@ -16,8 +16,6 @@ from packaging.requirements import Requirement
 
 nox.needs_version = ">=2026.8"
 nox.options.default_venv_backend = "uv"
-nox.options.allow_parallel = True
-nox.options.parallel = 2  # what a small machine has cores for; -j N asks for more
 
 ROOT = Path(__file__).parent
 WHEELS = ROOT / "dist"
