@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import nox
 from packaging.requirements import Requirement
 
-nox.needs_version = ">=2026.8"
+nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv"
 
 ROOT = Path(__file__).parent
@@ -145,4 +145,12 @@ def bench(session: nox.Session) -> None:
     """Every package's benchmarks (they want a quiet machine)."""
     session.install(*_wheels(PLUGINS, "cpu,demo,testing"), "matplotlib>=3.10")
     for script in sorted(ROOT.glob("packages/*/bench/*.py")):
+        session.run("python", str(script), *session.posargs)
+
+
+@nox.session(default=False, requires=["wheels"])
+def studies(session: nox.Session) -> None:
+    """Measurements on the embedded model that docs/evidence.md quotes (they want a quiet machine)."""
+    session.install(*_wheels(PLUGINS, "cpu,demo,testing"))
+    for script in sorted(ROOT.glob("integration-tests/studies/*.py")):
         session.run("python", str(script), *session.posargs)
