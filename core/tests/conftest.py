@@ -154,7 +154,7 @@ class Toys:
             ]
 
         def newest(config: ToyConfig, layers: Sequence[vqx.LayerInfo]) -> list[vqx.Method]:
-            alike = vqx.Scorer(score=lambda stats, last, newest: 0.0)
+            alike = vqx.Scorer(score=lambda held: 0.0)
             return [vqx.Method(alike, config.budget, config.n_sink)] * len(layers)
 
         adapted = {"recent": 0, "decay": 0.98}

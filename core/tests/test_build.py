@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vqx import LayerInfo, Method, MethodSpec, Scorer, UnknownMethod
-from vqx.build import methods_for, spec_of, split_options
+from vqx.build import chain_of, methods_for, split_options
 from vqx.registry import Registry
 
 LAYERS = [LayerInfo(number, "model") for number in (0, 2, 5)]
@@ -20,7 +20,7 @@ def toy(toys: Registry) -> MethodSpec:
 
 
 def test_options_are_parted_into_the_methods_and_the_engines(toy: MethodSpec) -> None:
-    own, engine = split_options(toy, {"budget": 8, "cadence": "token", "decay": 0.5, "interval": 1})
+    own, engine = split_options((toy,), {"budget": 8, "cadence": "token", "decay": 0.5, "interval": 1})
     assert own == {"budget": 8, "decay": 0.5}
     assert engine == {"cadence": "token", "interval": 1}
 
@@ -30,12 +30,12 @@ def test_options_are_parted_into_the_methods_and_the_engines(toy: MethodSpec) ->
 )
 def test_an_unknown_option_is_answered_with_the_nearest(toy: MethodSpec, wrong: str, right: str) -> None:
     with pytest.raises(ValueError, match=f"toy has no option {wrong!r}; did you mean {right!r}?"):
-        split_options(toy, {"budget": 8, wrong: 1})
+        split_options((toy,), {"budget": 8, wrong: 1})
 
 
 def test_where_no_option_is_near_all_are_listed(toy: MethodSpec) -> None:
     with pytest.raises(ValueError, match="has no option 'zzz'") as refused:
-        split_options(toy, {"zzz": 1})
+        split_options((toy,), {"zzz": 1})
     message = str(refused.value)
     assert "did you mean" not in message
     assert "its options: budget, decay, n_sink, recent" in message
@@ -44,12 +44,12 @@ def test_where_no_option_is_near_all_are_listed(toy: MethodSpec) -> None:
 
 def test_an_unknown_method_is_refused(toys: Registry) -> None:
     with pytest.raises(UnknownMethod, match="toy"):
-        spec_of("toi")
-    assert spec_of("toy") is toys.load("toy")
+        chain_of("toi")
+    assert chain_of("toy") == (toys.load("toy"),)
 
 
 def test_one_budget_serves_every_layer(toy: MethodSpec) -> None:
-    methods = methods_for(toy, {"budget": 8}, LAYERS)
+    methods = methods_for((toy,), {"budget": 8}, LAYERS)
     assert [(m.budget, m.n_sink, m.recent) for m in methods] == [(8, 2, 2)] * 3
 
 
@@ -57,12 +57,12 @@ def test_one_budget_serves_every_layer(toy: MethodSpec) -> None:
     "budgets", [[8, 16, 9], (8, 16, 9), np.array([8, 16, 9]), iter([8, 16, 9])], ids=repr
 )
 def test_budgets_are_given_layer_by_layer(toy: MethodSpec, budgets: Any) -> None:
-    assert [m.budget for m in methods_for(toy, {"budget": budgets, "n_sink": 1}, LAYERS)] == [8, 16, 9]
+    assert [m.budget for m in methods_for((toy,), {"budget": budgets, "n_sink": 1}, LAYERS)] == [8, 16, 9]
 
 
 @pytest.mark.parametrize("budget", [np.int64(8), np.int32(8)], ids=repr)
 def test_a_budget_may_be_counted_by_numpy(toy: MethodSpec, budget: Any) -> None:
-    assert [m.budget for m in methods_for(toy, {"budget": budget}, LAYERS)] == [8] * 3
+    assert [m.budget for m in methods_for((toy,), {"budget": budget}, LAYERS)] == [8] * 3
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_budget_may_be_counted_by_numpy(toy: MethodSpec, budget: Any) -> None:
 )
 def test_a_budget_that_cannot_serve_is_refused(toy: MethodSpec, budget: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        methods_for(toy, {} if budget is None else {"budget": budget}, LAYERS)
+        methods_for((toy,), {} if budget is None else {"budget": budget}, LAYERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class HalfRecent:
 
 
 def numbered(config: HalfRecent, layers: Sequence[LayerInfo]) -> list[Method]:
-    alike = Scorer(score=lambda stats, last, newest: 0.0)
+    alike = Scorer(score=lambda held: 0.0)
     return [Method(alike, config.budget, layer.number, config.recent or 0) for layer in layers]
 
 
@@ -108,7 +108,40 @@ def test_with_budgets_per_layer_each_layer_is_built_as_itself(
     given: dict[str, int], recent: list[int]
 ) -> None:
     spec = MethodSpec(name="half", summary="-", paper="-", config=HalfRecent, build=numbered)
-    methods = methods_for(spec, {"budget": [8, 16, 10], **given}, LAYERS)
+    methods = methods_for((spec,), {"budget": [8, 16, 10], **given}, LAYERS)
     assert [m.budget for m in methods] == [8, 16, 10]
     assert [m.n_sink for m in methods] == [0, 2, 5]
     assert [m.recent for m in methods] == recent
+
+
+def more_sinks(config: HalfRecent, layers: Sequence[LayerInfo], methods: Sequence[Method]) -> list[Method]:
+    return [method._replace(n_sink=method.n_sink + 1) for method in methods]
+
+
+@pytest.fixture
+def outer(toys: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    spec = MethodSpec(
+        name="outer", summary="-", paper="-", config=HalfRecent, build=numbered, wrap=more_sinks
+    )
+    load = toys.load
+    monkeypatch.setattr(toys, "load", lambda name: spec if name == "outer" else load(name))
+    return toys
+
+
+def test_wrappers_are_built_from_the_inside_out(outer: Registry) -> None:
+    chain = chain_of("outer(outer(toy))")
+    own, _ = split_options(chain, {"budget": 8, "n_sink": 1, "recent": 3})
+    assert [(m.budget, m.n_sink, m.recent) for m in methods_for(chain, own, LAYERS)] == [(8, 3, 3)] * 3
+    with pytest.raises(ValueError, match=re.escape("outer(toy) has no option 'sinks'")):
+        split_options(chain_of("outer(toy)"), {"sinks": 1})
+
+
+@pytest.mark.parametrize("name", ["outer(toy", "outer toy)", "outer()", "(toy)", "outer(toy))", ""])
+def test_a_composition_with_wrong_brackets_is_refused(outer: Registry, name: str) -> None:
+    with pytest.raises((ValueError, UnknownMethod), match=r"is not understood|no method"):
+        chain_of(name)
+
+
+def test_a_method_that_wraps_nothing_says_so(outer: Registry) -> None:
+    with pytest.raises(ValueError, match="toy wraps no other method"):
+        chain_of("toy(outer)")

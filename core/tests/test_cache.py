@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
-from vqx import EvictingCache, Method, Options, Scorer, accumulated, make_cache
+from vqx import EvictingCache, Held, Method, Options, Scorer, accumulated, make_cache
 
 Feed = Callable[..., Any]
 FORWARDS = (7, 1, 1, 30, 1, 5, 1, 1)
@@ -23,8 +23,8 @@ def mass(budget: int = 12, **engine: Any) -> EvictingCache:
 
 
 def windowed(budget: int = 12, **engine: Any) -> EvictingCache:
-    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
-        return last.weights().mean(axis=2).mean(axis=2)
+    def score(held: Held) -> Any:
+        return held.last.weights().mean(axis=2).mean(axis=2)
 
     method = Method(Scorer(score=score, window=4), budget, n_sink=2, recent=3)
     return EvictingCache(method, Options(**{"queries": "model", **engine}))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vqx import Method, Scorer
 from vqx.eviction import guarded, safe, survivors, victim
 
 NEWEST = 60
@@ -41,6 +42,10 @@ def layers(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int, int, int]:
     return np.array(score, np.float32).reshape(1, 2, n), np.array([position], np.int32), keep, n_sink, recent
 
 
+def guards(n_sink: int, recent: int, spans: tuple[tuple[int, int], ...] = ()) -> Method:
+    return Method(Scorer(score=lambda held: 0.0), budget=1, n_sink=n_sink, recent=recent, spans=spans)
+
+
 @settings(max_examples=80, deadline=None)
 @given(layers())
 def test_survivors_are_those_that_sorting_by_hand_keeps(
@@ -48,7 +53,7 @@ def test_survivors_are_those_that_sorting_by_hand_keeps(
 ) -> None:
     score, position, keep, n_sink, recent = layer
     places = mx.array(position)
-    ranked = guarded(mx.array(score), safe(places, NEWEST, n_sink, recent))
+    ranked = guarded(mx.array(score), safe(guards(n_sink, recent), places, NEWEST))
     chosen = np.array(survivors(ranked, places, keep))
     for head in range(2):
         left = position[0, head][chosen[0, head]].tolist()
@@ -62,7 +67,7 @@ def test_the_victim_is_the_one_row_that_survivors_leave_out(
 ) -> None:
     score, position, _, n_sink, recent = layer
     places = mx.array(position)
-    ranked = guarded(mx.array(score), safe(places, NEWEST, n_sink, recent))
+    ranked = guarded(mx.array(score), safe(guards(n_sink, recent), places, NEWEST))
     slot = np.array(victim(ranked, places))
     chosen = np.array(survivors(ranked, places, position.shape[2] - 1))
     for head in range(2):
@@ -93,7 +98,7 @@ def test_heads_choose_apart() -> None:
 def test_no_score_outranks_a_sink_or_a_recent_row() -> None:
     position = mx.arange(5, dtype=mx.int32).reshape(1, 1, 5)
     score = mx.array([-mx.inf, mx.inf, mx.inf, mx.inf, math.nan]).reshape(1, 1, 5)
-    ranked = guarded(score, safe(position, 4, 1, 1))
+    ranked = guarded(score, safe(guards(1, 1), position, 4))
     assert survivors(ranked, position, 2).flatten().tolist() == [0, 4]
     assert victim(ranked, position).item() == 1
 
@@ -110,3 +115,9 @@ def test_large_numbers_of_rows_are_ranked_exactly() -> None:
     position = random.permutation(n).astype(np.int32).reshape(1, 1, n)
     chosen = np.array(survivors(mx.array(score), mx.array(position), keep))[0, 0]
     assert position[0, 0][chosen].tolist() == stays(score[0, 0].tolist(), position[0, 0].tolist(), keep, 0, 0)
+
+
+def test_no_score_outranks_a_protected_span() -> None:
+    position = mx.arange(8, dtype=mx.int32).reshape(1, 1, 8)
+    ranked = guarded(mx.arange(8.0).reshape(1, 1, 8), safe(guards(0, 1, ((1, 3), (4, 5))), position, 7))
+    assert survivors(ranked, position, 4).flatten().tolist() == [1, 2, 4, 7]

@@ -6,11 +6,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx import Arrivals, EvictingCache, Method, Options, Scorer, accumulated
+from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated
 from vqx.layer import Layer, Plan, admit, stand_ins
 from vqx.rows import STEP, Rows
 
-ALIKE = Scorer(score=lambda stats, last, newest: 0.0)
+ALIKE = Scorer(score=lambda held: 0.0)
 
 
 def holding(rows: int, last: int) -> Layer:
@@ -92,8 +92,8 @@ def test_a_score_is_shown_the_latest_queries_however_they_arrived(
 ) -> None:
     shown: list[tuple[Any, int]] = []
 
-    def score(stats: Mapping[str, Any], last: Any, newest: int) -> float:
-        shown.append((last, newest))
+    def score(held: Held) -> float:
+        shown.append((held.last, held.newest))
         return 0.0
 
     cache = EvictingCache(Method(Scorer(score=score, window=4), budget=10), Options(queries="model"))
@@ -121,9 +121,9 @@ def test_a_score_sees_the_rows_after_its_last_observation(
     def observe(stats: Mapping[str, Any], attention: Any) -> Mapping[str, Any]:
         return {"queries": stats["queries"] + attention.sightings()}
 
-    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
-        seen.append(np.array(stats["queries"]))
-        return stats["queries"]
+    def score(held: Held) -> Any:
+        seen.append(np.array(held.stats["queries"]))
+        return held.stats["queries"]
 
     def init(arrivals: Arrivals) -> Mapping[str, Any]:
         return {"queries": arrivals.full(0.0)}

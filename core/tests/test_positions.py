@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models.rope_utils import initialize_rope
-from vqx import Arrivals, EvictingCache, Method, Options, Scorer, accumulated, make_cache
+from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated, make_cache
 from vqx.positions import Rotary, rotary_of
 
 D, BUDGET, N_SINK = 64, 16, 4
@@ -43,7 +43,7 @@ ROPES: dict[str, Callable[[], Any]] = {
     "longrope": lambda: initialize_rope(D, 10000.0, False, LONG, 1024),
     "none": lambda: unturned,
 }
-ALIKE = Scorer(score=lambda stats, last, newest: 0.0)
+ALIKE = Scorer(score=lambda held: 0.0)
 RAW = np.random.default_rng(8).normal(size=(2, 80, D)).astype(np.float32)
 
 
@@ -139,8 +139,8 @@ def test_the_part_of_a_key_that_is_not_rotary_is_never_touched() -> None:
 
 @pytest.mark.parametrize("window", [1, 4])
 def test_compact_scores_are_taken_where_rows_and_queries_stand(window: int) -> None:
-    def by_weight(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
-        return last.weights().mean(axis=2).mean(axis=2)
+    def by_weight(held: Held) -> Any:
+        return held.last.weights().mean(axis=2).mean(axis=2)
 
     rope, budget, asked = ROPES["plain"](), 6, RAW[::-1] * 2
     cache = EvictingCache(
@@ -182,7 +182,7 @@ def test_ten_thousand_evictions_turn_a_key_no_further_from_the_truth(dtype: mx.D
     """Keys up to 3 are rounded twice to half a unit of the last place: 2e-3 in fp16, 1.6e-2 in bf16."""
     width, budget = 16, 8
     rope = nn.RoPE(width)
-    scorer = Scorer(score=lambda stats, last, newest: stats["chosen"], init=never_let_go)
+    scorer = Scorer(score=lambda held: held.stats["chosen"], init=never_let_go)
     cache = EvictingCache(
         Method(scorer, budget, n_sink=2),
         Options(queries="keys", positions="compact"),

@@ -257,7 +257,7 @@ class Config:
 class Notebook:
     @vqx.hookimpl
     def vqx_methods(self):
-        oldest = vqx.Scorer(score=lambda stats, last, newest: 0.0)
+        oldest = vqx.Scorer(score=lambda held: 0.0)
         build = lambda config, layers: [vqx.Method(oldest, config.budget)] * len(layers)
         return [vqx.MethodSpec(name="mine", summary="", paper="", config=Config, build=build)]
 

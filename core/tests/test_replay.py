@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx import Arrivals, EvictingCache, Method, Options, Scorer, accumulated, replay
+from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated, replay
 from vqx.attention import Block
 from vqx.replay import HostBlock
 from vqx.stream import Kept, advance
@@ -34,7 +34,7 @@ def noisy(*, itself: bool) -> Scorer:
         gained = attention.mass(itself=itself, temperature=lambda generated: 1.7, noise=stats["noise"])
         return {**stats, "mass": stats["mass"] + gained}
 
-    return Scorer(score=lambda stats, last, newest: stats["mass"], init=init, observe=observe)
+    return Scorer(score=lambda held: held.stats["mass"], init=init, observe=observe)
 
 
 def seldom_seen(*, itself: bool) -> Scorer:
@@ -48,8 +48,9 @@ def seldom_seen(*, itself: bool) -> Scorer:
         gathered = mass.observe(stats, attention) if mass.observe else stats
         return {**gathered, "seen": stats["seen"] + attention.sightings(itself=itself)}
 
-    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
-        return stats["mass"] / (stats["seen"] + (stats["seen"] == 0))
+    def score(held: Held) -> Any:
+        seen = held.stats["seen"]
+        return held.stats["mass"] / (seen + (seen == 0))
 
     return Scorer(score=score, init=init, observe=observe)
 
@@ -57,8 +58,8 @@ def seldom_seen(*, itself: bool) -> Scorer:
 def windowed(window: int, **how: Any) -> Scorer:
     """The weights of the latest queries."""
 
-    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
-        return last.weights(**how).mean(axis=2).mean(axis=2)
+    def score(held: Held) -> Any:
+        return held.last.weights(**how).mean(axis=2).mean(axis=2)
 
     return Scorer(score=score, window=window)
 
@@ -66,9 +67,7 @@ def windowed(window: int, **how: Any) -> Scorer:
 def both(window: int) -> Scorer:
     """Statistics and a window in one."""
     late = windowed(window)
-    return accumulated()._replace(
-        score=lambda stats, last, newest: stats["mass"] + late.score(stats, last, newest), window=window
-    )
+    return accumulated()._replace(score=lambda held: held.stats["mass"] + late.score(held), window=window)
 
 
 SCORERS = {
@@ -85,7 +84,7 @@ SCORERS = {
     "window of fused logits": windowed(3, fuse_logits=True),
     "window that looks ahead": windowed(6, causal=False),
     "mass and window": both(4),
-    "newest": Scorer(score=lambda stats, last, newest: 0.0),
+    "newest": Scorer(score=lambda held: 0.0),
 }
 SINKS = mx.array([6.0, -3.0, 2.0, 5.0])
 
@@ -203,7 +202,7 @@ def test_the_hosts_attention_is_the_devices(length: int, sinks: mx.array | None)
 def test_no_score_outranks_a_protected_row(
     stream: Callable[..., Any], feed: Callable[..., Any], kept: Callable[..., Any]
 ) -> None:
-    endless = Scorer(score=lambda stats, last, newest: np.inf)
+    endless = Scorer(score=lambda held: np.inf)
     cache, _ = caches(Method(endless, budget=6, n_sink=2, recent=1))
     feed(cache, stream(30), [29, 1])
     assert kept(cache)["position"][0, 0].tolist() == [0, 1, 25, 26, 27, 28, 29]

@@ -14,8 +14,8 @@ import pytest
 from vqx import EvictingCache, Method, Options, Scorer, accumulated
 from vqx.positions import rotary_of
 
-ALIKE = Scorer(score=lambda stats, last, newest: 0.0)
-LATEST = Scorer(score=lambda stats, last, newest: last.weights().mean(axis=2).mean(axis=2), window=4)
+ALIKE = Scorer(score=lambda held: 0.0)
+LATEST = Scorer(score=lambda held: held.last.weights().mean(axis=2).mean(axis=2), window=4)
 HEADS, GROUP, WIDTH = 3, 3, 64
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import mlx.nn as nn
 
-from vqx.build import spec_of, split_options
+from vqx.build import chain_of, split_options
 from vqx.host.caches import make_cache
 from vqx.host.rotaries import rope_of
-from vqx.spec import MethodSpec
 
 
 class KVCacheConfig:
@@ -29,7 +28,7 @@ class KVCacheConfig:
 
     def __init__(self, *, method: str, head_dim: int = 128, **fields: Any) -> None:
         self.method, self.head_dim = method, head_dim
-        self.spec: MethodSpec = spec_of(method)
+        (self.spec,) = chain_of(method)
         prefix = method.replace("-", "_") + "_"
         foreign = [name for name in fields if not name.startswith(prefix)]
         if foreign:
@@ -39,7 +38,7 @@ class KVCacheConfig:
         options = {name.removeprefix(prefix): value for name, value in fields.items()}
         self.rope_base: float | None = options.pop("rope_base", None)
         self.options: dict[str, Any] = {"budget": 512, **self.spec.adapted, **options}
-        own, _ = split_options(self.spec, self.options)
+        own, _ = split_options((self.spec,), self.options)
         self.spec.config(**own)
 
 

@@ -1,6 +1,10 @@
-"""From a method's name and options to one plan per layer."""
+"""From a method's name and options to one method per layer; wrappers compose by name.
+
+``"protect(ada(snapkv))"`` is built from the inside out: each wrapper is handed the methods inside it.
+"""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral
@@ -11,21 +15,41 @@ from vqx.registry import registry
 from vqx.scorers import Method
 from vqx.spec import LayerInfo, MethodSpec
 
+Chain = tuple[MethodSpec, ...]
+"""A method's specs, the outermost wrapper first."""
 
-def split_options(spec: MethodSpec, given: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part options into the method's own and the engine's.
+
+def chain_of(name: str) -> Chain:
+    """The installed methods that a name composes (``vqx.load`` for each).
+
+    Raises:
+        ValueError: brackets that do not match, a method around another that wraps nothing.
+        UnknownMethod, PluginError: as ``vqx.load``.
+    """
+    parts = name.replace(" ", "").rstrip(")").split("(")
+    if not re.fullmatch(r"[^()]+", "".join(parts)) or name.count("(") != name.count(")"):
+        raise ValueError(f"method {name!r} is not understood; write 'h2o', or 'outer(inner)' for a wrapper")
+    chain = tuple(registry.load(part) for part in parts)
+    for spec in chain[:-1]:
+        if spec.wrap is None:
+            raise ValueError(f"{spec.name} wraps no other method, so {name!r} cannot be built")
+    return chain
+
+
+def split_options(chain: Chain, given: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part options into the methods' own and the engine's.
 
     Raises:
         ValueError: an option that neither knows, with the nearest right one.
     """
-    own = {field.name for field in fields(spec.config)}
+    own = {field.name for spec in chain for field in fields(spec.config)}
     engine = {field.name for field in fields(Options)}
     unknown = sorted(set(given) - own - engine)
     if unknown:
         near = difflib.get_close_matches(unknown[0], [*own, *engine], 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"{spec.name} has no option {unknown[0]!r}{hint} (its options: {', '.join(sorted(own))};"
+            f"{_label(chain)} has no option {unknown[0]!r}{hint} (its options: {', '.join(sorted(own))};"
             f" every method's: {', '.join(sorted(engine))})"
         )
     return (
@@ -34,29 +58,44 @@ def split_options(spec: MethodSpec, given: Mapping[str, object]) -> tuple[dict[s
     )
 
 
-def methods_for(spec: MethodSpec, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -> list[Method]:
+def methods_for(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -> list[Method]:
     """One method per layer; ``budget`` may be one number or one per layer.
 
+    An option goes to every method of the chain that has it.
+
     Raises:
-        ValueError: what the method's config refuses, or a list of budgets of another length.
+        ValueError: what a method's config refuses, or a list of budgets of another length.
     """
     budget = own.get("budget")
     if budget is None:
-        raise ValueError(f"{spec.name}: say how many rows to keep per layer, for example budget=1024")
+        raise ValueError(f"{_label(chain)}: say how many rows to keep per layer, for example budget=1024")
     if isinstance(budget, str) or not isinstance(budget, Iterable):
-        return list(spec.build(spec.config(**{**own, "budget": _plain(budget)}), layers))
+        return _built(chain, {**own, "budget": _plain(budget)}, layers)
     budgets = [_plain(rows) for rows in budget]
     if len(budgets) != len(layers):
         raise ValueError(f"budget lists {len(budgets)} numbers, and the model has {len(layers)} layers")
-    each = [spec.build(spec.config(**{**own, "budget": rows}), layers) for rows in budgets]
+    each = [_built(chain, {**own, "budget": rows}, layers) for rows in budgets]
     return [methods[number] for number, methods in enumerate(each)]
+
+
+def _built(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -> list[Method]:
+    *wrappers, base = chain
+    methods = list(base.build(_config(base, own), layers))
+    for spec in reversed(wrappers):
+        if spec.wrap is not None:
+            methods = list(spec.wrap(_config(spec, own), layers, methods))
+    return methods
+
+
+def _config(spec: MethodSpec, own: Mapping[str, Any]) -> Any:
+    known = {field.name for field in fields(spec.config)}
+    return spec.config(**{name: value for name, value in own.items() if name in known})
+
+
+def _label(chain: Chain) -> str:
+    return "(".join(spec.name for spec in chain) + ")" * (len(chain) - 1)
 
 
 def _plain(rows: object) -> object:
     """NumPy's integers as Python's; a config refuses what is no integer."""
     return int(rows) if isinstance(rows, Integral) and not isinstance(rows, bool) else rows
-
-
-def spec_of(method: str) -> MethodSpec:
-    """The installed method of that name (``vqx.load``)."""
-    return registry.load(method)

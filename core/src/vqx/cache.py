@@ -30,8 +30,16 @@ class EvictingCache:
     ) -> None:
         if options.queries is None:
             raise ValueError("queries=None: a single cache needs 'model', 'keys' or 'centred-keys'")
-        if (options.positions == "compact") != (rotary is not None):
-            raise ValueError("positions='compact' needs the layer's rotary embedding, 'absolute' takes none")
+        if (options.positions == "compact" or method.scorer.rotary) != (rotary is not None):
+            raise ValueError(
+                "positions='compact', and a scorer that asks for it, need the layer's rotary embedding;"
+                " others take none"
+            )
+        if options.cadence == "token" and (method.scorer.note is not None or method.merge is not None):
+            raise ValueError(
+                "cadence='token': this method sums up queries, or merges values, block by block;"
+                " use cadence='block'"
+            )
         self.plan = Plan(method, options, rotary)
         self.number = number
         self.layer: Layer | None = None
@@ -58,11 +66,12 @@ class EvictingCache:
         """
         self._check(keys, values)
         layer = admit(self.plan, self.layer, keys, values, self.offset)
-        if self.plan.options.queries != "model":
+        watching = self.plan.method.scorer.reads_queries
+        if watching and self.plan.options.queries != "model":
             layer, queries = stand_ins(self.plan, layer, keys)
             layer = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5)
         self.layer = layer
-        self._unseen = self.plan.options.queries == "model"
+        self._unseen = watching and self.plan.options.queries == "model"
         if keys.shape[2] > 1:
             self._nan = mx.any(mx.isnan(keys))
         return self.keys_and_values()
@@ -121,9 +130,8 @@ class EvictingCache:
         if self.layer is None:
             return []
         rows, seen = self.layer.rows, self.layer.seen
-        held = [rows.keys, rows.values, rows.position, *rows.columns.values()]
-        asked = (None, None) if seen is None else (seen.queries, seen.sinks)
-        return [*held, *(a for a in (*asked, self.layer.key_sum, self._nan) if a is not None)]
+        more = (self._nan, None if seen is None else seen.sinks)
+        return [rows.keys, rows.values, *self.layer.carried, *(a for a in more if a is not None)]
 
     def is_trimmable(self) -> bool:
         """An evicted row cannot come back, and statistics cannot forget."""

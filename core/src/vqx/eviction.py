@@ -3,8 +3,12 @@
 Sinks and recent rows are safe, higher scores stay, ties evict the oldest, NaN counts as the lowest score.
 """
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
+
+from vqx.scorers import Method
 
 NEVER = 2**31 - 1
 
@@ -12,9 +16,12 @@ LARGEST = float(np.finfo(np.float32).max)
 """What an infinite score counts as: only protected rows stand above it."""
 
 
-def safe(position: mx.array, newest: int, n_sink: int, recent: int) -> mx.array:
-    """Rows that no score can evict: the first ``n_sink`` positions and the ``recent`` newest."""
-    return (position < n_sink) | (position > newest - recent)
+def safe(method: Method, position: Any, newest: int) -> Any:
+    """Rows that no score can evict: sinks, the newest ``recent`` and the protected spans, ``[B, H, n]``."""
+    safe = (position < method.n_sink) | (position > newest - method.recent)
+    for first, end in method.spans:
+        safe = safe | ((position >= first) & (position < end))
+    return safe
 
 
 def guarded(score: mx.array, protected: mx.array) -> mx.array:

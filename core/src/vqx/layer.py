@@ -14,7 +14,7 @@ from vqx.options import Options
 from vqx.positions import Rotary
 from vqx.replay import replay
 from vqx.rows import Rows, append, filled, no_rows, overwrite, pick
-from vqx.scorers import Arrivals, Method
+from vqx.scorers import Arrivals, Held, Method
 
 
 class Seen(NamedTuple):
@@ -36,10 +36,18 @@ class Layer(NamedTuple):
     evicted: bool = False
     seen: Seen | None = None
     key_sum: mx.array | None = None  # [B, H, 1, D] float32, of all keys so far (centred keys)
+    notes: Mapping[str, mx.array] = {}  # what the scorer knows of all queries so far
 
     @property
     def size(self) -> int:
         return int(self.rows.position.shape[2])
+
+    @property
+    def carried(self) -> list[mx.array]:
+        """The arrays that no logits need yet."""
+        asked = [] if self.seen is None else [self.seen.queries]
+        total = [] if self.key_sum is None else [self.key_sum]
+        return [self.rows.position, *self.rows.columns.values(), *self.notes.values(), *asked, *total]
 
 
 class Plan(NamedTuple):
@@ -71,9 +79,9 @@ class Plan(NamedTuple):
 
 def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, origin: int) -> Layer:
     """Settle what is pending, then hold S more rows: keys ``[B, H, S, D]``, rotated from ``origin`` on."""
-    batch, heads, length, _ = keys.shape
+    length = keys.shape[2]
     start = layer.tokens_seen if layer is not None else 0
-    columns = dict(plan.method.scorer.init(Arrivals(batch, heads, start, length)))
+    columns = plan.method.scorer.init(Arrivals(keys, values, start))
     held = {name: mx.array(column) for name, column in columns.items()}
     if plan.compact:
         held["origin"] = _count(keys, origin)
@@ -82,10 +90,7 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
         layer = Layer(append(no_rows(new), new))
     else:
         # what the last forward left unevaluated is evaluated with this one: no graph grows over tokens
-        waiting = [layer.rows.position, *layer.rows.columns.values()]
-        waiting += [] if layer.seen is None else [layer.seen.queries]
-        waiting += [] if layer.key_sum is None else [layer.key_sum]
-        new = new._replace(keys=mx.depends([keys], waiting)[0])
+        new = new._replace(keys=mx.depends([keys], layer.carried)[0])
         layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
         rows = append(layer.rows, new) if slot is None else overwrite(layer.rows, slot, new)
         layer = layer._replace(rows=rows)
@@ -104,15 +109,38 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
         return layer._replace(rows=kept, evicted=plan.due(layer) or layer.evicted), None
     if not plan.due(layer):
         return layer, None
-    newest = layer.tokens_seen - 1
-    score = method.scorer.score(rows.columns, _latest(plan, layer), newest)
-    protected = eviction.safe(rows.position, newest, method.n_sink, method.recent)
-    score = eviction.guarded(mx.broadcast_to(mx.array(score), rows.position.shape), protected)
+    held = _held(plan, layer)
+    protected = eviction.safe(method, rows.position, held.newest)
+    score = mx.broadcast_to(mx.array(method.scorer.score(held)), rows.position.shape)
+    score = eviction.guarded(score, protected)
     layer = layer._replace(evicted=True)
     if layer.size == method.budget + 1 and room == 1 and not plan.compact:
-        return layer, eviction.victim(score, rows.position)
+        slot = eviction.victim(score, rows.position)
+        gone = mx.arange(layer.size) == slot
+        return layer._replace(rows=_merged(plan, held, rows, gone)), slot
     slots = eviction.survivors(score, rows.position, method.budget)
-    return layer._replace(rows=pick(rows, slots, room)), None
+    gone = mx.put_along_axis(mx.ones(rows.position.shape, mx.bool_), slots, mx.array(False), axis=2)
+    return layer._replace(rows=pick(_merged(plan, held, rows, gone), slots, room)), None
+
+
+def _held(plan: Plan, layer: Layer) -> Held:
+    return Held(
+        stats=layer.rows.columns,
+        position=layer.rows.position,
+        newest=layer.tokens_seen - 1,
+        read=lambda: (placed(plan, layer), filled(layer.rows)[1]),
+        last=_latest(plan, layer),
+        notes=layer.notes,
+        rotary=plan.rotary,
+    )
+
+
+def _merged(plan: Plan, held: Held, rows: Rows, gone: mx.array) -> Rows:
+    """Let the method add to the values of rows that stay what the others take with them."""
+    if plan.method.merge is None:
+        return rows
+    values = plan.method.merge(held, gone).astype(rows.values.dtype)
+    return rows._replace(values=mx.slice_update(rows.values, values, mx.array([0]), axes=[2]))
 
 
 def watch(
@@ -128,6 +156,8 @@ def watch(
     """Let the scorer see the queries ``[B, H, G, S, D]`` of the rows admitted last."""
     scorer = plan.method.scorer
     layer = _remember(plan, layer, Seen(queries, (), scale, sinks))
+    if scorer.note is not None:
+        layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries)))
     if scorer.observe is None or plan.replays(layer):
         return layer
     block = Block(
@@ -160,7 +190,7 @@ def stand_ins(plan: Plan, layer: Layer, keys: mx.array) -> tuple[Layer, mx.array
 def placed(plan: Plan, layer: Layer) -> mx.array:
     """Keys as attention reads them ``[B, H, n, D]``; compact positions turn each once, to its place."""
     keys, _ = filled(layer.rows)
-    if plan.rotary is None or not layer.evicted:
+    if plan.rotary is None or not plan.compact or not layer.evicted:
         return keys
     origin = layer.rows.columns["origin"]
     return plan.rotary.turn(keys, mx.arange(layer.size, dtype=mx.int32) - origin)
@@ -176,7 +206,9 @@ def _count(keys: mx.array, start: int) -> mx.array:
 def _remember(plan: Plan, layer: Layer, new: Seen) -> Layer:
     """Hold the last ``window`` queries, or for a replay also those of the whole block."""
     window, length = plan.method.scorer.window, layer.last
-    wanted = max(window - 1, 0) + length if plan.replays(layer) else window
+    wanted = window
+    if plan.replays(layer) and plan.method.scorer.reads_queries:
+        wanted = max(window - 1, 0) + length
     if not wanted:
         return layer
     start = layer.size - length if plan.compact else layer.tokens_seen - length
@@ -195,7 +227,7 @@ def _latest(plan: Plan, layer: Layer) -> Block | None:
         return None
     queries = seen.queries[..., -window:, :]
     count = queries.shape[3]
-    if plan.rotary is not None:
+    if plan.rotary is not None and plan.compact:
         place = mx.arange(layer.size - count, layer.size) - mx.array(seen.origin[-count:])
         batch, heads, group, _, width = queries.shape
         flat = queries.reshape(batch, heads * group, count, width)
@@ -211,17 +243,26 @@ def _latest(plan: Plan, layer: Layer) -> Block | None:
     )
 
 
+def _unturned(plan: Plan, layer: Layer, queries: mx.array) -> tuple[mx.array, int]:
+    """The queries of the forward under way before their rotation, and the position of the first."""
+    length, rotary = layer.last, plan.rotary
+    if rotary is None:
+        raise ValueError("a scorer that takes notes of queries needs the layer's rotary embedding")
+    start = (layer.size if plan.compact else layer.tokens_seen) - length
+    batch, heads, group, _, width = queries.shape
+    flat = queries.reshape(batch, heads * group, length, width)
+    back = mx.broadcast_to(-mx.arange(start, start + length, dtype=mx.int32), flat.shape[:3])
+    return rotary.turn(flat, back).reshape(queries.shape), layer.tokens_seen - length
+
+
 def _replayed(plan: Plan, layer: Layer) -> tuple[mx.array, Mapping[str, mx.array]]:
     seen = layer.seen
-    if seen is None:
-        raise ValueError("token cadence needs the queries of the last forward, and none were shown")
-    rows = layer.rows._replace(keys=placed(plan, layer))
     return replay(
         plan.method,
-        rows,
-        seen.queries,
+        layer.rows._replace(keys=placed(plan, layer)),
+        None if seen is None else seen.queries,
         new=layer.last,
         start=layer.tokens_seen - layer.last,
-        scale=seen.scale,
-        sinks=seen.sinks,
+        scale=1.0 if seen is None else seen.scale,
+        sinks=None if seen is None else seen.sinks,
     )

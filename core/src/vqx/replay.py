@@ -4,16 +4,17 @@ Rows keep the rotation they came with, so logits do not depend on what was evict
 from one product on the device, and the evictions are a light loop over tokens in NumPy, all heads at once.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from vqx.eviction import LARGEST
+from vqx.eviction import LARGEST, safe
 from vqx.rows import Rows, filled
-from vqx.scorers import Method, Temperature
+from vqx.scorers import Held, Method, Temperature
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -86,7 +87,7 @@ class HostBlock(NamedTuple):
 def replay(
     method: Method,
     rows: Rows,
-    queries: mx.array,
+    queries: mx.array | None,
     *,
     new: int,
     start: int,
@@ -95,35 +96,47 @@ def replay(
 ) -> tuple[mx.array, dict[str, mx.array]]:
     """Replay the ``new`` last rows one by one, the first of them at position ``start``.
 
-    ``queries`` ``[B, H, G, q, D]`` are those of the new rows after up to ``window - 1`` earlier ones.
+    ``queries`` ``[B, H, G, q, D]`` are those of the new rows after up to ``window - 1`` earlier ones; None
+    where the scorer reads none.
     Returns the slots kept ``[B, H, m]``, oldest row first, and the columns of those rows.
     """
     position = np.array(rows.position).astype(np.int64)
     columns = {name: np.array(column) for name, column in rows.columns.items()}
-    held, earlier = position.shape[2] - new, queries.shape[3] - new
+    if queries is None and method.scorer.reads_queries:
+        raise ValueError("token cadence needs the queries of the last forward, and none were shown")
+    held, earlier = position.shape[2] - new, 0 if queries is None else queries.shape[3] - new
+    read = _reader(rows)
     slots = np.broadcast_to(np.arange(held), (*position.shape[:2], held))
     stats = {name: column[..., :held] for name, column in columns.items()}
     host_sinks = None
     if sinks is not None:
-        host_sinks = np.array(sinks.astype(mx.float32)).reshape(1, queries.shape[1], -1, 1, 1)
+        host_sinks = np.array(sinks.astype(mx.float32)).reshape(1, position.shape[1], -1, 1, 1)
     for first in range(0, new, TILE):
         last = min(first + TILE, new)
         before = min(earlier + first, max(method.scorer.window - 1, 0))
         fresh = np.arange(held + first, held + last)
         slots = np.concatenate([slots, np.broadcast_to(fresh, (*slots.shape[:2], last - first))], axis=2)
-        asked = queries[..., earlier + first - before : earlier + last, :]
+        logits = np.zeros((*slots.shape[:2], 1, before + last - first, 0), np.float32)
+        if queries is not None:
+            asked = queries[..., earlier + first - before : earlier + last, :]
+            logits = _logits(asked, rows, slots, scale)
         chosen, stats = _tile(
             method,
-            HostBlock(_logits(asked, rows, slots, scale), _take(position, slots), start + first, host_sinks),
+            HostBlock(logits, _take(position, slots), start + first, host_sinks),
             {name: np.concatenate([c, columns[name][..., fresh]], axis=2) for name, c in stats.items()},
             before,
+            functools.partial(_read, read, slots),
         )
         slots = _take(slots, chosen)
     return mx.array(slots.astype(np.int32)), {name: mx.array(column) for name, column in stats.items()}
 
 
 def _tile(
-    method: Method, tile: HostBlock, stats: Mapping[str, Floats], before: int
+    method: Method,
+    tile: HostBlock,
+    stats: Mapping[str, Floats],
+    before: int,
+    read: Callable[[Ints], tuple[Floats, Floats]],
 ) -> tuple[Ints, dict[str, Floats]]:
     """The rows of a tile arrive one by one; (candidates kept, their statistics), oldest first."""
     scorer, budget = method.scorer, method.budget
@@ -147,7 +160,8 @@ def _tile(
                 first = max(0, before + i + 1 - scorer.window)
                 query = _queries(tile, first, before + i + 1, chosen)
                 last = HostBlock(query, position, newest - (before + i - first), tile.sinks)
-            score = np.broadcast_to(scorer.score(now, last, newest), position.shape)
+            held_rows = Held(now, position, newest, functools.partial(read, chosen), last)
+            score = np.broadcast_to(scorer.score(held_rows), position.shape)
             free = _victim(score, position, newest, method)
     if free is not None:
         position = position.copy()
@@ -158,9 +172,8 @@ def _tile(
 
 def _victim(score: Floats, position: Ints, newest: int, method: Method) -> Ints:
     """The slot ``[B, H, 1]`` of the lowest unprotected score, of the oldest row among equals."""
-    safe = (position < method.n_sink) | (position > newest - method.recent)
     score = np.where(np.isnan(score), -np.inf, np.minimum(score, LARGEST))
-    score = np.where(safe, np.inf, score)
+    score = np.where(safe(method, position, newest), np.inf, score)
     lowest = score == score.min(axis=2, keepdims=True)
     oldest: Ints = np.argmin(np.where(lowest, position, np.iinfo(np.int64).max), axis=2, keepdims=True)
     return oldest
@@ -173,6 +186,24 @@ def _logits(queries: mx.array, rows: Rows, slots: Ints, scale: float) -> Floats:
     batch, heads, group, length, width = queries.shape
     asked = (queries.astype(mx.float32) * scale).reshape(batch, heads, group * length, width)
     return np.array((asked @ keys.swapaxes(-1, -2)).reshape(batch, heads, group, length, -1))
+
+
+def _reader(rows: Rows) -> Callable[[], tuple[Floats, Floats]]:
+    """Keys and values on the host, copied when a score first asks for them."""
+
+    @functools.cache
+    def read() -> tuple[Floats, Floats]:
+        keys, values = filled(rows)
+        return np.array(keys.astype(mx.float32)), np.array(values.astype(mx.float32))
+
+    return read
+
+
+def _read(read: Callable[[], tuple[Floats, Floats]], slots: Ints, chosen: Ints) -> tuple[Floats, Floats]:
+    """Keys and values of the chosen candidates of a tile."""
+    at = _take(slots, chosen)[..., None]
+    keys, values = read()
+    return np.take_along_axis(keys, at, axis=2), np.take_along_axis(values, at, axis=2)
 
 
 def _queries(tile: HostBlock, first: int, last: int, chosen: Ints) -> Floats:

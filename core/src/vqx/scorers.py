@@ -58,19 +58,52 @@ class Attention(Protocol):
 
 
 class Arrivals(NamedTuple):
-    """The place of new rows, for statistics that depend on it."""
+    """New rows and their place, for the statistics that they start with."""
 
-    batch: int
-    heads: int
+    keys: Any  # [B, H, S, D]
+    values: Any  # [B, H, S, Dv]
     start: int  # position of the first new row
-    length: int
+
+    @property
+    def batch(self) -> int:
+        return int(self.keys.shape[0])
+
+    @property
+    def heads(self) -> int:
+        return int(self.keys.shape[1])
+
+    @property
+    def length(self) -> int:
+        return int(self.keys.shape[2])
 
     def full(self, value: float) -> npt.NDArray[np.float32]:
         """One value for every new row, ``[B, H, S]``."""
         return np.full((self.batch, self.heads, self.length), value, np.float32)
 
 
-def no_statistics(arrivals: Arrivals) -> Mapping[str, npt.NDArray[np.float32]]:
+class Held(NamedTuple):
+    """What a score looks at: the n rows that a layer holds, and what is known of its queries."""
+
+    stats: Mapping[str, Any]  # each [B, H, n]
+    position: Any  # [B, H, n] the tokens' places, in no order
+    newest: int  # the greatest position
+    read: Callable[[], tuple[Any, Any]]  # keys and values, for those scores that read rows
+    last: Any = None  # the Attention of the latest `window` queries; None where window is 0
+    notes: Mapping[str, Any] = {}  # what `note` gathered
+    rotary: Any = None  # the layer's vqx.positions.Rotary, where the scorer asks for it
+
+    @property
+    def keys(self) -> Any:
+        """``[B, H, n, D]``, in the rows' own dtype."""
+        return self.read()[0]
+
+    @property
+    def values(self) -> Any:
+        """``[B, H, n, Dv]``, in the rows' own dtype."""
+        return self.read()[1]
+
+
+def no_statistics(arrivals: Arrivals) -> Mapping[str, Any]:
     """Nothing is remembered between blocks."""
     return {}
 
@@ -78,10 +111,10 @@ def no_statistics(arrivals: Arrivals) -> Mapping[str, npt.NDArray[np.float32]]:
 class Scorer(NamedTuple):
     """Who matters; higher stays, ties evict the oldest."""
 
-    score: Callable[[Mapping[str, Any], Any, int], Any]
-    """(stats, attention of the last ``window`` queries or None, newest position) -> ``[B, H, n]``."""
+    score: Callable[[Held], Any]
+    """What is held -> ``[B, H, n]``, or anything that broadcasts to it."""
 
-    init: Callable[[Arrivals], Mapping[str, npt.NDArray[np.float32]]] = no_statistics
+    init: Callable[[Arrivals], Mapping[str, Any]] = no_statistics
     """The statistics of new rows, each ``[B, H, S]`` float32."""
 
     observe: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] | None = None
@@ -89,6 +122,18 @@ class Scorer(NamedTuple):
 
     window: int = 0
     """How many of the latest queries ``score`` wants to see."""
+
+    note: Callable[[Mapping[str, Any], Any, int], Mapping[str, Any]] | None = None
+    """(notes, queries ``[B, H, G, S, D]`` less their rotation, position of the first) -> notes: what is
+    known of all queries so far and belongs to no row. Needs ``rotary`` and block cadence."""
+
+    rotary: bool = False
+    """Whether the layer's rotary embedding is wanted, at absolute positions too."""
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether queries matter at all: a score of keys, values or positions needs no attention hook."""
+        return self.observe is not None or self.window > 0 or self.note is not None
 
 
 class Method(NamedTuple):
@@ -98,6 +143,10 @@ class Method(NamedTuple):
     budget: int
     n_sink: int = 0
     recent: int = 0
+    spans: tuple[tuple[int, int], ...] = ()
+    """Ranges of positions, first to last + 1, that are never evicted."""
+    merge: Callable[[Held, Any], Any] | None = None
+    """(what is held, which rows go ``[B, H, n]``) -> values ``[B, H, n, Dv]``; None: what goes is dropped."""
 
 
 def accumulated(*, decay: float = 1.0, itself: bool = True) -> Scorer:
@@ -114,4 +163,4 @@ def accumulated(*, decay: float = 1.0, itself: bool = True) -> Scorer:
         gained = attention.mass(decay=decay, itself=itself)
         return {**stats, "mass": stats["mass"] * decay**attention.length + gained}
 
-    return Scorer(score=lambda stats, last, newest: stats["mass"], init=init, observe=observe)
+    return Scorer(score=lambda held: held.stats["mass"], init=init, observe=observe)

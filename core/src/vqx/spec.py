@@ -17,6 +17,9 @@ class LayerInfo(NamedTuple):
     number: int
     queries: Queries
     """Where this layer's queries come from: never None."""
+    attention: Any = None
+    """The layer's attention module (``mlx.nn.Module``), for methods that read its weights; None without
+    a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,8 @@ class MethodSpec:
     """Frozen keyword-only dataclass with unprefixed fields that checks itself; it has ``budget``."""
     build: Callable[[Any, Sequence[LayerInfo]], Sequence[Method]]
     """(config, layers) -> one method per layer."""
+    wrap: Callable[[Any, Sequence[LayerInfo], Sequence[Method]], Sequence[Method]] | None = None
+    """(config, layers, one method per layer) -> the same, wrapped: what ``name(other)`` asks for."""
     adapted: Mapping[str, object] = field(default_factory=dict)
     """Defaults of the adapted system, for the façade (``KVCacheConfig``)."""
     protocol: int = PROTOCOL

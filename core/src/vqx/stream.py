@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from vqx.replay import replay
 from vqx.rows import Rows, pick
@@ -49,13 +48,13 @@ def advance(
     _check(keys, new_keys, new_values)
     lanes, added = new_keys.shape[:-2], new_keys.shape[-2]
     shape = (1,) * (2 - len(lanes)) + lanes
-    batch, heads = shape
-    arrivals = Arrivals(batch, heads, start, added)
+    laid_out = [array.reshape(*shape, *array.shape[-2:]) for array in (new_keys, new_values)]
+    arrivals = Arrivals(laid_out[0], laid_out[1], start)
     fresh = Rows(
-        new_keys.reshape(*shape, *new_keys.shape[-2:]),
-        new_values.reshape(*shape, *new_values.shape[-2:]),
+        arrivals.keys,
+        arrivals.values,
         mx.broadcast_to(mx.arange(start, start + added, dtype=mx.int32), (*shape, added)),
-        {name: mx.array(np.asarray(column)) for name, column in method.scorer.init(arrivals).items()},
+        {name: mx.array(column) for name, column in method.scorer.init(arrivals).items()},
     )
     rows, held = fresh, 0
     if keys is not None and values is not None and positions is not None:

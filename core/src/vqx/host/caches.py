@@ -7,7 +7,7 @@ from typing import Any
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
 
-from vqx.build import methods_for, spec_of, split_options
+from vqx.build import chain_of, methods_for, split_options
 from vqx.cache import EvictingCache
 from vqx.host.rotaries import rotaries
 from vqx.host.watching import watch_attention
@@ -64,8 +64,8 @@ def detach(model: nn.Module) -> None:
 
 def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[], list[Any]]:
     """Check method and options against the model once; the result makes fresh caches at every call."""
-    spec = spec_of(method)
-    own, engine = split_options(spec, options)
+    chain = chain_of(method)
+    own, engine = split_options(chain, options)
     evicting = [number for number, cache in enumerate(own_caches(model)) if type(cache) is KVCache]
     if not evicting:
         raise ValueError(
@@ -73,11 +73,15 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
             " evict from"
         )
     run = Options(**engine)
-    run = Options(**{**engine, "queries": _queries(model, run.queries)})
-    queries: Queries = run.queries or "model"
-    methods = methods_for(spec, own, [LayerInfo(number, queries) for number in evicting])
+    hidden = _hidden(model)
+    queries: Queries = run.queries or ("centred-keys" if hidden else "model")
+    layers = [LayerInfo(number, queries, attention_of(model, number)) for number in evicting]
+    methods = methods_for(chain, own, layers)
+    if hidden and run.queries in (None, "model") and any(each.scorer.reads_queries for each in methods):
+        _say_hidden(model, hidden, asked=run.queries is not None)
+    run = Options(**{**engine, "queries": queries})
     turning: list[Rotary | None] = [None] * len(evicting)
-    if run.positions == "compact":
+    if run.positions == "compact" or any(each.scorer.rotary for each in methods):
         turning = [*rotaries(model, (own_caches(model), own_caches(model)), evicting)]
 
     def fresh() -> list[Any]:
@@ -101,16 +105,23 @@ def own_caches(model: nn.Module) -> list[Any]:
     return [KVCache() for _ in model.layers]
 
 
-def _queries(model: nn.Module, asked: Queries | None) -> Queries:
-    """Where queries come from; the hook is installed if they are the model's own."""
-    if asked in ("keys", "centred-keys"):
-        return asked
-    latent = any(hasattr(part, "kv_lora_rank") for _, part in model.named_modules())
-    if not latent and watch_attention(model):
-        return "model"
-    why = "attends over latent rows" if latent else "computes attention by itself"
+def attention_of(model: nn.Module, number: int) -> nn.Module | None:
+    """The attention module of a layer; None where none is found."""
+    layers = getattr(model, "layers", [])
+    parts = layers[number].named_modules() if number < len(layers) else ()
+    return next((part for _, part in parts if hasattr(part, "o_proj")), None)
+
+
+def _hidden(model: nn.Module) -> str:
+    """Why the model's own queries cannot be seen; empty, with the hook installed, where they can."""
+    if any(hasattr(part, "kv_lora_rank") for _, part in model.named_modules()):
+        return "attends over latent rows"
+    return "" if watch_attention(model) else "computes attention by itself"
+
+
+def _say_hidden(model: nn.Module, why: str, *, asked: bool) -> None:
     name = type(model).__module__
-    if asked == "model":
+    if asked:
         raise ValueError(
             f"queries='model': {name} {why}, so its queries cannot be matched with rows;"
             " use queries='centred-keys'"
@@ -120,4 +131,3 @@ def _queries(model: nn.Module, asked: Queries | None) -> Queries:
         " (say queries='centred-keys' to silence this)",
         stacklevel=4,
     )
-    return "centred-keys"

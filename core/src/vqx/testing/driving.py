@@ -6,25 +6,34 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
-from vqx.build import methods_for, spec_of
+from vqx.build import chain_of, methods_for
 from vqx.cache import EvictingCache
 from vqx.layer import settle
-from vqx.options import Options
+from vqx.options import Options, Queries
+from vqx.positions import rotary_of
 from vqx.rows import filled
 from vqx.scorers import Method
 from vqx.spec import LayerInfo
-from vqx.testing.streams import Stream, stream
+from vqx.testing.streams import Shape, Stream, stream
 
 BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 def cache_of(method: str, engine: Options, **options: Any) -> EvictingCache:
     """The cache of one layer, number 0; ``engine.queries`` must be set."""
-    layer = LayerInfo(0, engine.queries or "model")
-    return EvictingCache(methods_for(spec_of(method), options, [layer])[0], engine)
+    built = method_of(method, engine.queries or "model", **options)
+    width = Shape().width
+    rotary = rotary_of(nn.RoPE(width), width) if built.scorer.rotary else None
+    return EvictingCache(built, engine, rotary=rotary)
+
+
+def method_of(method: str, queries: Queries = "model", **options: Any) -> Method:
+    """The method of one layer, number 0."""
+    return methods_for(chain_of(method), options, [LayerInfo(0, queries)])[0]
 
 
 def forward(cache: EvictingCache, part: Stream) -> tuple[mx.array, mx.array]:
@@ -79,7 +88,7 @@ class Step(NamedTuple):
     start: int
     stop: int
     position: npt.NDArray[np.int32]  # [B, H, n], rows held during it, as stored
-    strays: int  # rows among them that are not, bit for bit, what was offered at their position
+    strays: int  # rows that are not, bit for bit, what was offered there (merged values left out)
     tokens_kept: int  # what the cache says remains after it
     offset: int
 
@@ -112,7 +121,8 @@ def walk(method: str, engine: Options, setting: tuple[tuple[str, Any], ...], nam
         held = [np.array(array) for array in forward(cache, tokens.cut(first, last))]
         position = np.array(cache.position)
         wrong = np.zeros(position.shape, bool)
-        for array, right in zip(held, offered, strict=True):
+        unchanged = held if cache.plan.method.merge is None else held[:1]
+        for array, right in zip(unchanged, offered, strict=False):
             wrong |= (array != np.take_along_axis(right, position[..., None], axis=2)).any(axis=-1)
         steps.append(Step(first, last, position, int(wrong.sum()), cache.tokens_kept, cache.offset))
     return Walk(cache.plan.method, tuple(steps))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vqx.scorers import Arrivals, Method, Scorer
+from vqx.scorers import Arrivals, Held, Method, Scorer
 
 Floats = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.integer[Any]]
@@ -148,12 +148,12 @@ def random_eviction(budget: int, n_sink: int, seed: int = 0) -> Method:
         place = np.arange(arrivals.start, arrivals.start + arrivals.length, dtype=np.float32)
         return {"place": arrivals.full(0.0) + place}
 
-    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Floats:
-        place = stats["place"].astype(np.int64)
-        draw = np.random.default_rng([seed, newest])
+    def score(held: Held) -> Floats:
+        place = held.stats["place"].astype(np.int64)
+        draw = np.random.default_rng([seed, held.newest])
         # drawn by place and not by slot: slots depend on how the stream is cut
         return np.take_along_axis(
-            draw.random((*place.shape[:2], newest + 1), dtype=np.float32), place, axis=2
+            draw.random((*place.shape[:2], held.newest + 1), dtype=np.float32), place, axis=2
         )
 
     return Method(Scorer(score, init), budget, n_sink)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vqx import Arrivals, LayerInfo, Method, Scorer, accumulated
+from vqx import Arrivals, Held, LayerInfo, Method, Scorer, accumulated
 from vqx.options import at_least, one_of, room_beside
 
 
@@ -62,8 +62,9 @@ def heavy_hitters(config: H2OConfig, *, itself: bool) -> Scorer:
     def observe(stats: Mapping[str, Any], attention: Any) -> Mapping[str, Any]:
         return {**gather(stats, attention), "seen": stats["seen"] + attention.sightings(itself=itself)}
 
-    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
-        return stats["mass"] / (stats["seen"] + (stats["seen"] == 0))
+    def score(held: Held) -> Any:
+        seen = held.stats["seen"]
+        return held.stats["mass"] / (seen + (seen == 0))
 
     return Scorer(score=score, init=init, observe=observe)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
-from vqx import Arrivals, LayerInfo, Method, Scorer, accumulated
+from vqx import Arrivals, Held, LayerInfo, Method, Scorer, accumulated
 from vqx.options import at_least, not_negative, one_of, room_beside
 
 from vqx_keyformer.noise import gumbel, redrawn
@@ -103,9 +103,9 @@ def _anew(config: KeyformerConfig, layer: LayerInfo, attention: Any) -> Any:
     return drawn[each_head, position]
 
 
-def _noisy_rank(temperature: Callable[[int], float]) -> Callable[[Mapping[str, Any], Any, int], Any]:
-    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
-        return stats["mass"] + temperature(newest) * stats["noise"]
+def _noisy_rank(temperature: Callable[[int], float]) -> Callable[[Held], Any]:
+    def score(held: Held) -> Any:
+        return held.stats["mass"] + temperature(held.newest) * held.stats["noise"]
 
     return score
 

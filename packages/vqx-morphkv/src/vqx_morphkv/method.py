@@ -4,11 +4,11 @@ Ghadia et al., "Dialogue Without Limits: Constant-Sized KV Caches for Extended R
 ICML 2025, arXiv 2503.00979, section 3.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vqx import LayerInfo, Method, Scorer
+from vqx import Held, LayerInfo, Method, Scorer
 from vqx.options import at_least, one_of, room_beside
 
 
@@ -44,9 +44,9 @@ class MorphKVConfig:
 def recent_relevance(config: MorphKVConfig, *, causal: bool) -> Scorer:
     """The attention of the last ``window`` queries, fused over the group and the window."""
 
-    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
+    def score(held: Held) -> Any:
         old = config.window if config.over == "old" else 0
-        weights = last.weights(old=old, fuse_logits=config.group == "logits", causal=causal)
+        weights = held.last.weights(old=old, fuse_logits=config.group == "logits", causal=causal)
         each = weights.max(axis=2) if config.group == "max" else weights.mean(axis=2)
         return each.max(axis=2) if config.fuse == "max" else each.mean(axis=2)
 

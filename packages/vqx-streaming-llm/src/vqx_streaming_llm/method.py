@@ -28,5 +28,5 @@ class StreamingConfig:
 
 def build(config: StreamingConfig, layers: Sequence[LayerInfo]) -> list[Method]:
     """One method per layer: all rows score alike, and ties evict the oldest."""
-    alike = Scorer(score=lambda stats, last, newest: 0.0)
+    alike = Scorer(score=lambda held: 0.0)
     return [Method(alike, config.budget, config.n_sink)] * len(layers)

@@ -3,11 +3,11 @@
 Oren et al., "Transformers are Multi-State RNNs", EMNLP 2024, arXiv 2401.06104, section 3.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vqx import LayerInfo, Method, Scorer
+from vqx import Held, LayerInfo, Method, Scorer
 from vqx.options import one_of, room_beside
 
 
@@ -37,8 +37,8 @@ class TovaConfig:
 def last_attention(config: TovaConfig) -> Scorer:
     """The attention of the last query."""
 
-    def score(stats: Mapping[str, Any], last: Any, newest: int) -> Any:
-        each = last.weights().mean(axis=2).mean(axis=2)
+    def score(held: Held) -> Any:
+        each = held.last.weights().mean(axis=2).mean(axis=2)
         return each.mean(axis=1, keepdims=True) if config.heads == "layer" else each
 
     return Scorer(score=score, window=1)
