@@ -144,6 +144,7 @@ NEIGHBOURS = [
     ("topics", Setting("h2o", {}), Setting("tova", {"heads": "each"})),
     ("topics", Setting("h2o", {}), Setting("streaming-llm", {})),
     ("topics", Setting("tova", {"heads": "each"}), Setting("streaming-llm", {})),
+    ("gaussian", Setting("sliding-window", {"n_sink": 0}), Setting("sink", {"n_sink": 1})),
 ]
 """(stream, one setting, another): were one method put in the other's place, a test above would pass."""
 

@@ -1,10 +1,16 @@
 """StreamingLLM keeps the sinks and the newest rows, and nothing else, however it is fed."""
 
+import vqx  # before mlx
+
+# isort: split
+
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models import gemma2
 from vqx import Options
 from vqx.testing import STREAMS, cache_of, feed, remaining, stream
-from vqx_streaming_llm.method import StreamingConfig
+from vqx_streaming_llm.method import SlidingWindowConfig, StreamingConfig
 
 CUTS = ([64], [1] * 64, [7, 20, 1, 13, *[1] * 23], [17, 47])
 
@@ -38,6 +44,29 @@ def test_an_interval_lets_the_newest_rows_wait() -> None:
     ],
 )
 def test_errors_say_what_was_given_and_what_is_allowed(given: dict[str, int], words: str) -> None:
-    with pytest.raises(ValueError) as refused:  # noqa: PT011 (its words are compared as they stand)
-        StreamingConfig(**given)
-    assert words in str(refused.value)
+    for config in (StreamingConfig, SlidingWindowConfig):
+        with pytest.raises(ValueError) as refused:  # noqa: PT011 (its words are compared as they stand)
+            config(**{"n_sink": 4, **given})
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "n_sink"), [("streaming-llm", 4), ("sink", 4), ("sliding-window", 0)])
+def test_a_model_whose_attention_cannot_be_seen_is_served_without_a_warning(name: str, n_sink: int) -> None:
+    model = gemma2.Model(
+        gemma2.ModelArgs(
+            model_type="gemma2",
+            hidden_size=32,
+            num_hidden_layers=2,
+            intermediate_size=32,
+            num_attention_heads=4,
+            head_dim=8,
+            rms_norm_eps=1e-6,
+            vocab_size=50,
+            num_key_value_heads=2,
+        )
+    )
+    caches = vqx.make_cache(model, name, budget=12)
+    for length in (20, 1, 1):
+        mx.eval(model(mx.arange(length)[None], cache=caches))
+    for cache in caches:
+        assert (remaining(cache).position == np.array([*range(n_sink), *range(22 - 12 + n_sink, 22)])).all()

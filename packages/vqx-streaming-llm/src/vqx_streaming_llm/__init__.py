@@ -1,5 +1,5 @@
 """StreamingLLM for vqx: keep the first rows and the newest."""
 
-from vqx_streaming_llm.method import StreamingConfig
+from vqx_streaming_llm.method import SlidingWindowConfig, StreamingConfig
 
-__all__ = ["StreamingConfig"]
+__all__ = ["SlidingWindowConfig", "StreamingConfig"]

@@ -12,7 +12,7 @@ from vqx.options import room_beside
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingConfig:
-    """Options of StreamingLLM; ``budget`` rows stay in each layer.
+    """Options of StreamingLLM and of ``sink``; ``budget`` rows stay in each layer.
 
     Raises:
         ValueError: a budget that leaves no room beside the sinks.
@@ -20,13 +20,29 @@ class StreamingConfig:
 
     budget: int
     n_sink: int = 4
-    """First positions that are never evicted; 0 is a plain sliding window."""
+    """First positions that are never evicted; the other rows are the newest."""
 
     def __post_init__(self) -> None:
         room_beside(self.budget, self.n_sink, 0)
 
 
-def build(config: StreamingConfig, layers: Sequence[LayerInfo]) -> list[Method]:
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindowConfig:
+    """Options of a sliding window; ``budget`` rows stay in each layer.
+
+    Raises:
+        ValueError: a budget that leaves no room beside the sinks.
+    """
+
+    budget: int
+    n_sink: int = 0
+    """First positions that are never evicted; the other rows are the newest."""
+
+    def __post_init__(self) -> None:
+        room_beside(self.budget, self.n_sink, 0)
+
+
+def build(config: StreamingConfig | SlidingWindowConfig, layers: Sequence[LayerInfo]) -> list[Method]:
     """One method per layer: all rows score alike, and ties evict the oldest."""
     alike = Scorer(score=lambda held: 0.0)
     return [Method(alike, config.budget, config.n_sink)] * len(layers)
