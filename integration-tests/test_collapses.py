@@ -16,6 +16,7 @@ import mlx_lm
 import numpy as np
 import pytest
 from vqx import Collapse, EvictingCache, Options, Setting
+from vqx.build import chain_of
 from vqx.registry import registry
 from vqx.testing import STREAMS, cache_of, forward, remaining, same_bits, stream
 
@@ -74,7 +75,10 @@ def walk(setting: Setting, guards: Mapping[str, Any], engine: Mapping[str, Any],
 
 def fitting(guards: Mapping[str, Any], *settings: Setting) -> dict[str, Any]:
     """The guards that every one of the methods has."""
-    known = [{field.name for field in dataclasses.fields(vqx.load(one.method).config)} for one in settings]
+    known = [
+        {field.name for spec in chain_of(one.method) for field in dataclasses.fields(spec.config)}
+        for one in settings
+    ]
     return {name: value for name, value in guards.items() if all(name in names for names in known)}
 
 
@@ -142,6 +146,12 @@ NEIGHBOURS = [
     ("gaussian", Setting("tova", {"heads": "each"}), Setting("morphkv", {"window": 2})),
     ("gaussian", Setting("morphkv", {"window": 3}), Setting("morphkv", {"window": 3, "fuse": "max"})),
     ("topics", Setting("h2o", {}), Setting("tova", {"heads": "each"})),
+    ("gaussian", Setting("protect(h2o)", {"spans": ((28, 31),)}), Setting("h2o", {})),
+    (
+        "gaussian",
+        Setting("protect(h2o)", {"spans": ((28, 31),)}),
+        Setting("protect(h2o)", {"spans": ((28, 31),), "keep": "share"}),
+    ),
     ("topics", Setting("h2o", {}), Setting("streaming-llm", {})),
     ("topics", Setting("tova", {"heads": "each"}), Setting("streaming-llm", {})),
     ("gaussian", Setting("sliding-window", {"n_sink": 0}), Setting("sink", {"n_sink": 1})),

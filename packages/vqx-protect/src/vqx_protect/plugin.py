@@ -1,0 +1,28 @@
+"""What the plugin registers; the method is imported inside the hook, so that discovery costs nothing."""
+
+import vqx
+
+
+@vqx.hookimpl
+def vqx_methods() -> list[vqx.MethodSpec]:
+    from vqx_protect.method import ProtectConfig, build, wrap
+
+    return [
+        vqx.MethodSpec(
+            name="protect",
+            summary="spans of the text that are never evicted, around any method",
+            paper="arXiv 2510.00231",
+            config=ProtectConfig,
+            build=build,
+            wrap=wrap,
+        )
+    ]
+
+
+@vqx.hookimpl
+def vqx_collapses() -> list[vqx.Collapse]:
+    why = "without spans it is its base"
+    return [
+        vqx.Collapse(vqx.Setting("protect", {}), vqx.Setting("streaming-llm", {}), reason=why),
+        vqx.Collapse(vqx.Setting("protect(h2o)", {}), vqx.Setting("h2o", {}), reason=why),
+    ]
