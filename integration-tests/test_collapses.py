@@ -155,6 +155,9 @@ NEIGHBOURS = [
     ("topics", Setting("h2o", {}), Setting("streaming-llm", {})),
     ("topics", Setting("tova", {"heads": "each"}), Setting("streaming-llm", {})),
     ("gaussian", Setting("sliding-window", {"n_sink": 0}), Setting("sink", {"n_sink": 1})),
+    ("gaussian", Setting("snapkv", {"window": 1, "kernel": 3}), Setting("tova", {"heads": "each"})),
+    ("gaussian", Setting("snapkv", {"window": 2, "pool": None}), Setting("tova", {"heads": "each"})),
+    ("gaussian", Setting("snapkv", {"window": 3, "kernel": 3}), Setting("morphkv", {"window": 3})),
 ]
 """(stream, one setting, another): were one method put in the other's place, a test above would pass."""
 

@@ -228,7 +228,7 @@ class MethodLaws:
         required = [each.name for each in parameters if each.default is inspect.Parameter.empty]
         assert required == ["budget"]
         with pytest.raises(dataclasses.FrozenInstanceError):
-            config(budget=self.budget).budget = 1
+            config(**{"budget": self.budget, **[*self.settings, *self.pooled_settings][0]}).budget = 1
 
     def test_the_spec_has_the_name_of_its_entry_point(self) -> None:
         spec = vqx.load(self.method)
