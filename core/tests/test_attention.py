@@ -236,3 +236,34 @@ def test_a_tile_bounds_the_logits_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Block, "_logits", counted)
     block().mass()
     assert held == [2, 2, 2, 1]
+
+
+def test_keys_of_more_heads_than_are_held_are_read_by_their_own_queries() -> None:
+    seen = block()
+    keys = mx.repeat(seen.keys, G, axis=1) + mx.random.normal((B, H * G, N, D), key=mx.random.key(1))
+    logits = np.einsum("bhgsd,bhgnd->bhgsn", wide(seen.queries), wide(keys).reshape(B, H, G, N, D)) * 0.3
+    expected = softmax(logits, causal(seen))
+    made = seen._replace(keys=keys)
+    np.testing.assert_allclose(np.array(made.weights()), expected, **CLOSE)
+    np.testing.assert_allclose(np.array(made.mass()), summed(expected), **CLOSE)
+
+
+def test_logits_at_hand_give_the_weights_that_queries_and_keys_gave() -> None:
+    numbers = mx.random.normal((B, H * G, S, N), key=mx.random.key(1))
+    numbers = mx.where(
+        mx.array(causal(block())).reshape(B, H, 1, S, N), numbers.reshape(B, H, G, S, N), -mx.inf
+    )
+    seen = block(mask=numbers.reshape(B, H * G, S, N))
+    known = seen._replace(queries=seen.shown(3), keys=None, mask="causal", start=START + S - 3)
+    # a product of fewer queries may add up in another order
+    np.testing.assert_allclose(np.array(known.weights()), np.array(seen.weights()[..., -3:, :]), atol=1e-6)
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_query_that_sees_no_row_has_no_weight_to_give(numbers: bool) -> None:
+    mask = mx.arange(S)[:, None] > mx.zeros((S, N), mx.int32)
+    seen = block(mask=mx.where(mask, 0.0, -mx.inf) if numbers else mask)
+    expected = softmax(logits_of(seen), np.ones((S, N), bool))
+    expected[:, :, :, 0] = 0.0
+    np.testing.assert_allclose(np.array(seen.weights()), expected, **CLOSE)
+    np.testing.assert_allclose(np.array(seen.mass()), summed(expected), **CLOSE)

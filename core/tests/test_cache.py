@@ -12,6 +12,7 @@ import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 from vqx import EvictingCache, Held, Method, Options, Scorer, accumulated, make_cache
+from vqx.positions import rotary_of
 
 Feed = Callable[..., Any]
 FORWARDS = (7, 1, 1, 30, 1, 5, 1, 1)
@@ -114,7 +115,7 @@ def test_queries_that_were_not_shown_are_missed_at_the_next_update(stream: Feed)
     cache.number = 3
     cache.update_and_fetch(*rows)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"layer 3.*did not show its queries.*queries='centred-keys'"):
+        with pytest.raises(ValueError, match=r"layer 3.*attention by itself.*queries='centred-keys'"):
             cache.update_and_fetch(*rows)
     assert cache.tokens_seen == cache.size() == 4
     assert mx.array_equal(cache.keys_and_values()[0], rows[0]).item()
@@ -153,16 +154,79 @@ def test_rows_of_another_shape_are_refused(change: Mapping[str, int], stream: Fe
     assert cache.tokens_seen == 6
 
 
-def test_numbers_added_to_the_logits_are_refused_where_they_cannot_be_repeated(stream: Feed) -> None:
-    rows = stream(6)
-    numbers = mx.zeros((6, 6))
-    for cache in (windowed(), mass(cadence="token")):
-        keys, _ = cache.update_and_fetch(rows.keys, rows.values)
-        with pytest.raises(ValueError, match="adds numbers to its logits"):
-            cache.observe(rows.queries, keys, 1.0, numbers, None)
-    cache = mass()
-    keys, _ = cache.update_and_fetch(rows.keys, rows.values)
-    cache.observe(rows.queries, keys, 1.0, numbers, None)
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("apart", [True, False], ids=["keys of four heads", "numbers added"])
+def test_the_latest_queries_keep_the_logits_they_had_where_attention_makes_its_keys_from_the_rows(
+    apart: bool, interval: int, stream: Feed
+) -> None:
+    """Latent attention: one head is held, and four read it, by keys made anew or by numbers of their own."""
+    read: list[np.ndarray[Any, Any]] = []
+
+    def score(held: Held) -> Any:
+        assert held.last is not None
+        read.append(np.array(held.last.weights()))
+        return held.last.weights().sum(axis=3).mean(axis=2)
+
+    method = Method(Scorer(score=score, window=4), 12, n_sink=2, recent=3)
+    cache = EvictingCache(method, Options(queries="model", interval=interval))
+    tokens = stream(45, heads=1, group=4)
+    made = np.random.default_rng(1).normal(size=(4, 8, 8)).astype(np.float32)  # a head's keys from its row
+    logits = np.einsum("bhsd,hde,bgne->bhsn", np.array(tokens.queries), made, np.array(tokens.keys))
+    for length in (5, 11, *[1] * 6, 2, 9, *[1] * 12):
+        start = cache.tokens_seen
+        now = slice(start, start + length)
+        keys, _ = cache.update_and_fetch(tokens.keys[..., now, :], tokens.values[..., now, :])
+        at, queries = np.array(cache.position)[0, 0], tokens.queries[..., now, :]
+        seen = at <= np.arange(start, start + length)[:, None]
+        if apart:
+            keys = mx.array(np.einsum("hde,bgne->bhnd", made, np.array(keys)))
+            mask = mx.array(seen)
+        else:
+            keys, queries = keys * 0, queries * 0
+            mask = mx.array(np.where(seen, logits[:, :, now][..., at], np.finfo(np.float32).min))
+        before = len(read)
+        cache.observe(queries, keys, 1.0, mask, None)
+        copy.deepcopy(cache).update_and_fetch(tokens.keys[..., :1, :], tokens.values[..., :1, :])
+        if len(read) > before:
+            newest = start + length - 1
+            latest = np.arange(max(newest - 3, 0), newest + 1)
+            wide = np.where(at <= latest[:, None], logits[0][:, latest][..., at].astype(np.float64), -np.inf)
+            powers = np.exp(wide - wide.max(-1, keepdims=True))
+            np.testing.assert_allclose(read[-1][0, 0], powers / powers.sum(-1, keepdims=True), atol=1e-5)
+    assert len(read) > 8
+    assert cache.tokens_kept <= 12 + interval - 1 < cache.tokens_seen
+
+
+@pytest.mark.parametrize("kind", ["token cadence", "tiled keys", "notes"])
+def test_keys_that_attention_makes_are_refused_where_they_cannot_be_followed(kind: str, stream: Feed) -> None:
+    tokens = stream(6, heads=2 if kind == "tiled keys" else 1, group=2)
+    cache = mass(cadence="token") if kind == "token cadence" else mass()
+    if kind == "notes":
+        note = Scorer(score=lambda held: held.position, note=lambda notes, queries, start: notes, rotary=True)
+        rotary = rotary_of(lambda x, offset: x, 8)
+        cache = EvictingCache(Method(note, 12), Options(queries="model"), rotary=rotary)
+    keys, _ = cache.update_and_fetch(tokens.keys[..., :5, :], tokens.values[..., :5, :])
+    keys = mx.concatenate([keys, keys], axis=1)
+    cache.observe(tokens.queries[..., :5, :], keys, 1.0, "causal", None)
+    with pytest.raises(ValueError, match=r"not seen, since it .* from the .* held.*queries='centred-keys'"):
+        cache.update_and_fetch(tokens.keys[..., 5:, :], tokens.values[..., 5:, :])
+
+
+def test_values_that_attention_makes_are_never_merged(stream: Feed) -> None:
+    tokens = stream(5, heads=1, group=2)
+    method = mass().plan.method._replace(merge=lambda held, gone: held.read()[1])
+    cache = EvictingCache(method, Options(queries="centred-keys"))
+    keys, _ = cache.update_and_fetch(tokens.keys, tokens.values)
+    with pytest.raises(ValueError, match=r"layer 0: .* cannot be merged"):
+        cache.observe(tokens.queries, mx.concatenate([keys, keys], axis=1), 1.0, "causal", None)
+
+
+def test_numbers_that_come_and_go_are_refused(stream: Feed, feed: Feed) -> None:
+    cache, tokens = windowed(), stream(6)
+    feed(cache, tokens, [5])
+    keys, _ = cache.update_and_fetch(tokens.keys[..., 5:, :], tokens.values[..., 5:, :])
+    with pytest.raises(ValueError, match="in some forwards only"):
+        cache.observe(tokens.queries[..., 5:, :], keys, 1.0, mx.zeros((1, 6)), None)
 
 
 def test_it_is_not_trimmable_and_says_so(stream: Feed, feed: Feed) -> None:
@@ -278,11 +342,14 @@ def test_masks_fit_the_rows_that_attention_will_read(stream: Feed, feed: Feed) -
     cache, tokens = mass(), stream(60)
     for length in (20, 1, 6, 1, 3):
         assert cache.make_mask(length) == (None if length == 1 else "causal")
-        mask = np.array(cache.make_mask(length, return_array=True))
+        mask = cache.make_mask(length, return_array=True)
         (read,) = feed(cache, tokens, [length])
+        if length == 1:
+            assert mask is None
+            continue
         assert mask.shape == (length, read.keys.shape[2])
-        order = np.array(read.position)[0, 0] if length > 1 else np.arange(read.keys.shape[2])
-        np.testing.assert_array_equal(mask, order <= order[-length:, None])
+        order = np.array(read.position)[0, 0]
+        np.testing.assert_array_equal(np.array(mask), order <= order[-length:, None])
     with pytest.raises(ValueError, match="sliding window of 8"):
         cache.make_mask(5, window_size=8)
 

@@ -58,6 +58,34 @@ KINDS: dict[str, Mapping[str, Any]] = {
         "qk_nope_head_dim": 16,
         "v_head_dim": 16,
     },
+    "phi3small": {
+        "vocab_size": 100352,  # it writes to fixed places of its logits
+        "dense_attention_every_n_layers": 2,
+        "ff_intermediate_size": 96,
+        "gegelu_limit": 20.0,
+        "layer_norm_epsilon": 1e-5,
+    },
+    "gemma3n": {
+        "text_config": {
+            **SMALL,
+            "model_type": "gemma3n",
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": 97,
+            "sliding_window": 8,
+            "max_position_embeddings": 512,
+            "rope_local_base_freq": 10000.0,
+            "rope_theta": 10000.0,
+            "final_logit_softcapping": 30.0,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "hidden_size_per_layer_input": 16,
+            "altup_num_inputs": 2,
+            "altup_coef_clip": 120.0,
+            "altup_correct_scale": True,
+            "altup_active_idx": 0,
+            "laurel_rank": 8,
+        }
+    },
     "mamba": {
         "state_size": 8,
         "conv_kernel": 4,
@@ -152,15 +180,64 @@ def test_where_queries_cannot_be_seen_centred_keys_stand_in_with_a_warning() -> 
         make_cache(model, "toy", budget=8, queries="model")
 
 
-def test_latent_attention_is_refused_with_what_works_instead() -> None:
+def test_latent_attention_is_seen_and_token_cadence_says_what_works_instead() -> None:
     """MLA reads keys of many heads that it makes from one latent head."""
     model = tiny("deepseek_v3")
-    with pytest.raises(ValueError, match=r"attends over latent rows.*queries='centred-keys'"):
-        make_cache(model, "toy", budget=8, queries="model")
-    with pytest.warns(UserWarning, match="attends over latent rows: centred keys stand in"):
-        caches = make_cache(model, "toy", budget=8)
+    caches = make_cache(model, "toy", budget=8, queries="model")
     run(model, caches, [20, 5, 1, 1])
     assert {cache.tokens_kept for cache in caches} == {8}
+    with pytest.raises(ValueError, match=r"cadence='token' cannot follow.*use queries='centred-keys'"):
+        make_cache(model, "toy", budget=8, queries="model", cadence="token")
+    with pytest.raises(ValueError, match=r"keeps rotated rows among its values.*positions='absolute'"):
+        make_cache(model, "toy", budget=8, positions="compact")
+
+
+def test_a_trial_evaluates_nothing(
+    tiny_llama: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, noted = tiny_llama(), []
+    monkeypatch.setattr(nn.RMSNorm, "__call__", lambda norm, x: (noted.append(x), x * mx.nan)[1])
+    before = mx.get_active_memory()
+    make_cache(model, "toy", budget=8)
+    assert noted
+    assert mx.get_active_memory() - before < 2**16
+
+
+def test_budgets_that_differ_are_refused_where_layers_share_the_mask_of_the_first() -> None:
+    model = tiny("deepseek_v3")
+    layers = SMALL["num_hidden_layers"]
+    with pytest.raises(ValueError, match=r"budgets of 8 to 9 do not fit; give the same to each"):
+        make_cache(model, "toy", budget=[8] * (layers - 1) + [9])
+    assert make_cache(model, "toy", budget=[8] * layers)
+
+
+def test_budgets_may_differ_where_masks_fit_any_number_of_rows(
+    tiny_llama: Callable[..., nn.Module],
+) -> None:
+    model = tiny_llama()
+    caches = make_cache(model, "toy", budget=[12, 8])
+    run(model, caches, [20, 5, 1, 1])
+    assert [cache.tokens_kept for cache in caches] == [12, 8]
+
+
+def test_where_only_some_layers_can_be_seen_the_others_alone_use_centred_keys() -> None:
+    """phi3small computes every second layer's attention by itself."""
+    model = tiny("phi3small")
+    with pytest.warns(
+        UserWarning, match=r"attention by itself in 2 of its layers \(the first is number 0\): centred keys"
+    ):
+        caches = make_cache(model, "toy", budget=8)
+    sources = [cache.plan.options.queries for cache in caches]
+    assert sources == ["centred-keys", "model"] * 2
+    run(model, caches, [20, 5, 1, 1])
+    assert {cache.tokens_kept for cache in caches} == {8}
+    with pytest.raises(ValueError, match="in 2 of its layers"):
+        make_cache(model, "toy", budget=8, queries="model")
+
+
+def test_rows_that_a_layer_places_by_another_cache_are_not_made_compact() -> None:
+    with pytest.raises(ValueError, match=r"layer 1 .* asks another layer's cache.*positions='absolute'"):
+        make_cache(tiny("gemma3n"), "toy", budget=8, positions="compact")
 
 
 @pytest.mark.parametrize("queries", ["model", "keys", "centred-keys", None])

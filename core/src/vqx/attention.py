@@ -19,8 +19,10 @@ HIDDEN = -1e30
 class Block(NamedTuple):
     """S queries of one layer against its n rows."""
 
-    queries: mx.array  # [B, H, G, S, D], G query heads share one KV head
-    keys: mx.array  # [B, H, n, D]
+    queries: (
+        mx.array
+    )  # [B, H, G, S, D], G query heads share one row; without keys their logits [B, H, G, S, n]
+    keys: mx.array | None  # [B, H, n, D], or more heads where attention makes them from the rows held
     position: mx.array  # [B, H, n] int32
     start: int  # position of the first query
     scale: float
@@ -66,25 +68,31 @@ class Block(NamedTuple):
         seen = self._replace(mask=self.mask if causal else None, sinks=sinks)
         return seen._softmax(logits, 0, self.length, True, None, None)
 
+    def shown(self, count: int) -> mx.array:
+        """The last ``count`` queries' logits as a softmax takes them, ``HIDDEN`` where a row is not seen."""
+        first = max(self.length - count, 0)
+        logits, visible = self._masked(self._logits(first, self.length), first, self.length, True)
+        return logits if visible is None else mx.where(visible, logits, HIDDEN)
+
     def _tiles(self) -> list[tuple[int, int]]:
         batch, heads, group, length, _ = self.queries.shape
-        step = max(1, TILE // (batch * heads * group * self.keys.shape[2]))
+        step = max(1, TILE // (batch * heads * group * self.position.shape[2]))
         return [(i, min(i + step, length)) for i in range(0, length, step)]
 
     def _logits(self, first: int, last: int) -> mx.array:
         """Scaled logits of queries ``first`` to ``last``: ``[B, H, G, s, n]`` float32."""
+        queries = self.queries[..., first:last, :]
+        if self.keys is None:
+            return queries
         batch, heads, group, _, width = self.queries.shape
-        queries = self.queries[..., first:last, :].astype(mx.float32) * self.scale
-        rows = queries.reshape(batch, heads, group * (last - first), width)
+        rows = (queries.astype(mx.float32) * self.scale).reshape(batch, self.keys.shape[1], -1, width)
         logits = rows @ self.keys.astype(mx.float32).swapaxes(-1, -2)
         return logits.reshape(batch, heads, group, last - first, -1)
 
     def _softmax(
         self, logits: mx.array, first: int, last: int, itself: bool, temperature: Any, noise: Any
     ) -> mx.array:
-        visible = self._visible(first, last, itself)
-        if isinstance(self.mask, mx.array):
-            logits, visible = self._with_mask(logits, first, last, visible)
+        logits, visible = self._masked(logits, first, last, itself)
         if noise is not None:
             logits = logits + noise[:, :, None, None]
         if temperature is not None:
@@ -99,6 +107,9 @@ class Block(NamedTuple):
             weights = mx.softmax(mx.concatenate([logits, column], axis=-1), axis=-1)[..., :-1]
         else:
             weights = mx.softmax(logits, axis=-1)
+        if visible is not None and isinstance(self.mask, mx.array):
+            # a host's mask may hide every row from a query, which then has no weight to give
+            weights = mx.where(visible, weights, 0.0)
         return weights
 
     def _visible(self, first: int, last: int, itself: bool) -> mx.array | None:
@@ -110,15 +121,18 @@ class Block(NamedTuple):
         row = self.position[:, :, None, None]
         return row <= query if itself else row < mx.maximum(query, 1)
 
-    def _with_mask(
-        self, logits: mx.array, first: int, last: int, visible: mx.array | None
+    def _masked(
+        self, logits: mx.array, first: int, last: int, itself: bool
     ) -> tuple[mx.array, mx.array | None]:
-        """Apply the host's array mask ``[.., S, n]``: false hides, numbers are added."""
+        """Logits with the numbers that the host's mask adds, and which rows the queries see (None: all)."""
+        visible = self._visible(first, last, itself)
+        if not isinstance(self.mask, mx.array):
+            return logits, visible
         batch, heads, group, length, n = logits.shape
         mask = self.mask[..., first:last, :] if self.mask.shape[-2] > 1 else self.mask
-        mask = mx.broadcast_to(mask, (batch, *mask.shape[-3:])) if mask.ndim == 4 else mask
         if mask.ndim >= 3:
             mask = mx.broadcast_to(mask, (batch, heads * group, length, n)).reshape(logits.shape)
-        if mask.dtype == mx.bool_:
-            return mx.where(mask, logits, HIDDEN), visible
-        return logits + mask.astype(mx.float32), visible
+        if mask.dtype != mx.bool_:
+            mask = mask.astype(mx.float32)
+            logits, mask = logits + mask, mask > HIDDEN
+        return logits, mask if visible is None else mask & visible

@@ -43,7 +43,7 @@ class EvictingCache:
         self.plan = Plan(method, options, rotary)
         self.number = number
         self.layer: Layer | None = None
-        self._unseen = False  # queries of the last forward were not shown yet
+        self.unseen = ""  # why the queries of the last forward could not be used; empty where they were
         self._nan: mx.array | None = None
 
     @property
@@ -67,11 +67,12 @@ class EvictingCache:
         self._check(keys, values)
         layer = admit(self.plan, self.layer, keys, values, self.offset)
         watching = self.plan.method.scorer.reads_queries
-        if watching and self.plan.options.queries != "model":
+        queries_of_model = self.plan.options.queries == "model"
+        if watching and not queries_of_model:
             layer, queries = stand_ins(self.plan, layer, keys)
             layer = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5)
         self.layer = layer
-        self._unseen = watching and self.plan.options.queries == "model"
+        self.unseen = "computes attention by itself" if watching and queries_of_model else ""
         if keys.shape[2] > 1:
             self._nan = mx.any(mx.isnan(keys))
         return self.keys_and_values()
@@ -83,29 +84,37 @@ class EvictingCache:
 
         Args:
             queries: ``[B, H * G, S, D]``, as attention gets them.
-            keys: ``[B, H, n, D]``, what ``update_and_fetch`` returned.
+            keys: ``[B, H, n, D]``, what ``update_and_fetch`` returned; or what attention made from one head
+                held, with as many heads and channels as it likes.
             scale: the model's own scale.
             mask: None, ``"causal"``, or an array: booleans, or numbers that are added to the logits.
             sinks: ``[H * G]`` learned logits that join the softmax's denominator, or None.
         """
-        if not self._unseen or self.layer is None:
+        if self.layer is None:
             return
-        later = self.plan.method.scorer.window or self.plan.replays(self.layer)
-        if later and isinstance(mask, mx.array) and mask.dtype != mx.bool_:
+        held, method = self.layer.rows.keys, self.plan.method
+        numbers = isinstance(mask, mx.array) and mask.dtype != mx.bool_
+        logits = numbers or (keys.shape[1], keys.shape[3]) != (held.shape[1], held.shape[3])
+        if logits and method.merge is not None:
             raise ValueError(
-                f"layer {self.number}: the model adds numbers to its logits, which a score over earlier"
-                " queries cannot repeat; use queries='centred-keys'"
+                f"layer {self.number}: attention makes keys and values from the rows held, so rows cannot be"
+                " merged; use a method that drops them"
             )
-        held = self.layer.rows.keys.shape[1]
-        if keys.shape[1] != held:
-            raise ValueError(
-                f"layer {self.number}: attention reads keys of {keys.shape[1]} heads made from the {held}"
-                " held, so its queries cannot rank what is held; use queries='centred-keys'"
+        if not self.unseen:  # they are not wanted, or another layer's, which shares this cache
+            return
+        if held.shape[1] not in (1, keys.shape[1]):
+            self.unseen = f"reads keys of {keys.shape[1]} heads that it makes from the {held.shape[1]} held"
+        elif logits and method.scorer.note is not None:
+            self.unseen = "makes its keys from the rows held, which this method cannot follow"
+        elif logits and self.plan.options.cadence == "token":
+            self.unseen = "makes its keys from the rows held, which cadence='token' cannot follow"
+        else:
+            batch, _, length, width = queries.shape
+            grouped = queries.reshape(batch, held.shape[1], -1, length, width)
+            self.layer = watch(
+                self.plan, self.layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits
             )
-        batch, _, length, width = queries.shape
-        grouped = queries.reshape(batch, keys.shape[1], -1, length, width)
-        self.layer = watch(self.plan, self.layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys)
-        self._unseen = False
+            self.unseen = ""
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The rows held, as attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
@@ -119,7 +128,7 @@ class EvictingCache:
                 f"layer {self.number}: the model asks for a sliding window of {window_size} over rows that"
                 " are evicted; vqx does not support this model"
             )
-        if not return_array:
+        if N == 1 or not return_array:
             return None if N == 1 else "causal"
         kept = self.tokens_kept
         return mx.arange(kept + N)[None] <= mx.arange(kept, kept + N)[:, None]
@@ -203,9 +212,9 @@ class EvictingCache:
         return batch * heads * (width + values.shape[3]) * keys.dtype.size
 
     def _check(self, keys: mx.array, values: mx.array) -> None:
-        if self._unseen:
+        if self.unseen:
             raise ValueError(
-                f"layer {self.number}: the model's attention did not show its queries;"
+                f"layer {self.number}: the model's queries were not seen, since it {self.unseen};"
                 " build the cache with queries='centred-keys'"
             )
         if self._nan is not None and self._nan.item():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from vqx import eviction
-from vqx.attention import Block
+from vqx.attention import HIDDEN, Block
 from vqx.options import Options
 from vqx.positions import Rotary
 from vqx.replay import replay
@@ -18,12 +18,33 @@ from vqx.scorers import Arrivals, Held, Method
 
 
 class Seen(NamedTuple):
-    """The latest queries, as many as a score wants, with what attention did to them."""
+    """The latest queries, as many as a score wants, with what attention did to them.
 
-    queries: mx.array  # [B, H, G, q, D]
+    Where attention reads other keys than the rows held, or adds numbers to its logits (latent attention
+    does both), they cannot be repeated later: the logits are held then, one for each row, and go with it.
+    """
+
+    queries: mx.array  # [B, H, G, q, D], or their logits [B, H, G, q, n]
     origin: tuple[int, ...]  # the position each was rotated for
     scale: float
     sinks: mx.array | None = None  # [H * G]
+    logits: bool = False
+
+    def kept(self, slots: mx.array) -> "Seen":
+        """With the rows at ``slots`` ``[B, H, m]`` only."""
+        if not self.logits:
+            return self
+        return self._replace(queries=mx.take_along_axis(self.queries, slots[:, :, None, None], axis=4))
+
+    def joined(self, count: int, slot: mx.array | None) -> "Seen":
+        """With ``count`` rows more, behind the others or at ``slot``, which no earlier query saw."""
+        if not self.logits:
+            return self
+        if slot is None:
+            room = [(0, 0)] * 4 + [(0, count)]
+            return self._replace(queries=mx.pad(self.queries, room, constant_values=HIDDEN))
+        hidden = mx.array(HIDDEN, mx.float32)
+        return self._replace(queries=mx.put_along_axis(self.queries, slot[:, :, None, None], hidden, axis=4))
 
 
 class Layer(NamedTuple):
@@ -93,7 +114,8 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
         new = new._replace(keys=mx.depends([keys], layer.carried)[0])
         layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
         rows = append(layer.rows, new) if slot is None else overwrite(layer.rows, slot, new)
-        layer = layer._replace(rows=rows)
+        seen = None if layer.seen is None else layer.seen.joined(length, slot)
+        layer = layer._replace(rows=rows, seen=seen)
     return layer._replace(
         tokens_seen=start + length, last=length, generated=layer.generated + 1 if length == 1 else 0
     )
@@ -120,7 +142,8 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
         return layer._replace(rows=_merged(plan, held, rows, gone)), slot
     slots = eviction.survivors(score, rows.position, method.budget)
     gone = mx.put_along_axis(mx.ones(rows.position.shape, mx.bool_), slots, mx.array(False), axis=2)
-    return layer._replace(rows=pick(_merged(plan, held, rows, gone), slots, room)), None
+    seen = None if layer.seen is None else layer.seen.kept(slots)
+    return layer._replace(rows=pick(_merged(plan, held, rows, gone), slots, room), seen=seen), None
 
 
 def _held(plan: Plan, layer: Layer) -> Held:
@@ -152,14 +175,13 @@ def watch(
     mask: Any = "causal",
     sinks: mx.array | None = None,
     keys: mx.array | None = None,
+    logits: bool = False,
 ) -> Layer:
-    """Let the scorer see the queries ``[B, H, G, S, D]`` of the rows admitted last."""
+    """Let the scorer see the queries ``[B, H, G, S, D]`` of the rows admitted last.
+
+    ``keys`` are what attention reads, ``logits`` says that they cannot be repeated from the rows alone.
+    """
     scorer = plan.method.scorer
-    layer = _remember(plan, layer, Seen(queries, (), scale, sinks))
-    if scorer.note is not None:
-        layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries)))
-    if scorer.observe is None or plan.replays(layer):
-        return layer
     block = Block(
         queries=queries,
         keys=placed(plan, layer) if keys is None else keys,
@@ -170,6 +192,11 @@ def watch(
         sinks=sinks,
         generated=max(layer.generated - 1, 0),
     )
+    layer = _remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
+    if scorer.note is not None:
+        layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries)))
+    if scorer.observe is None or plan.replays(layer):
+        return layer
     columns = {**layer.rows.columns, **scorer.observe(layer.rows.columns, block)}
     return layer._replace(rows=layer.rows._replace(columns=columns))
 
@@ -203,7 +230,7 @@ def _count(keys: mx.array, start: int) -> mx.array:
     return mx.broadcast_to(positions, (batch, heads, length))
 
 
-def _remember(plan: Plan, layer: Layer, new: Seen) -> Layer:
+def _remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
     """Hold the last ``window`` queries, or for a replay also those of the whole block."""
     window, length = plan.method.scorer.window, layer.last
     wanted = window
@@ -212,11 +239,17 @@ def _remember(plan: Plan, layer: Layer, new: Seen) -> Layer:
     if not wanted:
         return layer
     start = layer.size - length if plan.compact else layer.tokens_seen - length
-    queries, origin = new.queries, tuple(range(start, start + length))
+    origin = tuple(range(start, start + length))
+    queries = block.shown(wanted) if logits else block.queries
     if layer.seen is not None and wanted > length:
+        if logits and not layer.seen.logits:
+            raise ValueError(
+                "the model adds numbers to its logits in some forwards only, which a score over earlier"
+                " queries cannot follow; use queries='centred-keys'"
+            )
         queries = mx.concatenate([layer.seen.queries, queries], axis=3)
         origin = (*layer.seen.origin, *origin)
-    kept = Seen(queries[..., -wanted:, :], origin[-wanted:], new.scale, new.sinks)
+    kept = Seen(queries[..., -wanted:, :], origin[-wanted:], block.scale, block.sinks, logits)
     return layer._replace(seen=kept)
 
 
@@ -227,7 +260,7 @@ def _latest(plan: Plan, layer: Layer) -> Block | None:
         return None
     queries = seen.queries[..., -window:, :]
     count = queries.shape[3]
-    if plan.rotary is not None and plan.compact:
+    if plan.rotary is not None and plan.compact and not seen.logits:
         place = mx.arange(layer.size - count, layer.size) - mx.array(seen.origin[-count:])
         batch, heads, group, _, width = queries.shape
         flat = queries.reshape(batch, heads * group, count, width)
@@ -235,7 +268,7 @@ def _latest(plan: Plan, layer: Layer) -> Block | None:
         queries = turned.reshape(queries.shape)
     return Block(
         queries=queries,
-        keys=placed(plan, layer),
+        keys=None if seen.logits else placed(plan, layer),
         position=layer.rows.position,
         start=layer.tokens_seen - count,
         scale=seen.scale,
