@@ -10,6 +10,7 @@ from mlx_lm.models.cache import KVCache
 from vqx.build import chain_of, methods_for, split_options
 from vqx.cache import EvictingCache
 from vqx.host.rotaries import rotaries
+from vqx.host.trial import check_budgets, hidden_queries
 from vqx.host.watching import watch_attention
 from vqx.options import Options, Queries
 from vqx.positions import Rotary
@@ -35,7 +36,8 @@ def make_cache(model: nn.Module, method: str, **options: Any) -> list[Any]:
 
     Raises:
         ValueError: an unknown method or option, a budget that leaves no room, a model without key-value
-            caches, ``queries="model"`` or ``positions="compact"`` where the model does not allow it.
+            caches, ``queries="model"``, ``positions="compact"`` or budgets that differ where the model does
+            not allow them.
     """
     return cache_factory(model, method, **options)()
 
@@ -73,23 +75,31 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
             " evict from"
         )
     run = Options(**engine)
-    hidden = _hidden(model)
-    queries: Queries = run.queries or ("centred-keys" if hidden else "model")
-    layers = [LayerInfo(number, queries, attention_of(model, number)) for number in evicting]
-    methods = methods_for(chain, own, layers)
-    if hidden and run.queries in (None, "model") and any(each.scorer.reads_queries for each in methods):
-        _say_hidden(model, hidden, asked=run.queries is not None)
-    run = Options(**{**engine, "queries": queries})
-    turning: list[Rotary | None] = [None] * len(evicting)
-    if run.positions == "compact" or any(each.scorer.rotary for each in methods):
-        turning = [*rotaries(model, (own_caches(model), own_caches(model)), evicting)]
 
-    def fresh() -> list[Any]:
-        caches = own_caches(model)
-        for number, chosen, rotary in zip(evicting, methods, turning, strict=True):
-            caches[number] = EvictingCache(chosen, run, rotary=rotary, number=number)
-        return caches
+    def factory(queries: list[Queries]) -> Callable[[], list[Any]]:
+        layers = [LayerInfo(n, q, attention_of(model, n)) for n, q in zip(evicting, queries, strict=True)]
+        methods = methods_for(chain, own, layers)
+        if any(method.scorer.reads_queries for method in methods):
+            watch_attention(model)
+        turning: list[Rotary | None] = [None] * len(evicting)
+        if run.positions == "compact" or any(method.scorer.rotary for method in methods):
+            turning = [*rotaries(model, own_caches, evicting)]
+        each = [Options(**{**engine, "queries": source}) for source in queries]
 
+        def fresh() -> list[Any]:
+            caches = own_caches(model)
+            for number, method, options, rotary in zip(evicting, methods, each, turning, strict=True):
+                caches[number] = EvictingCache(method, options, rotary=rotary, number=number)
+            return caches
+
+        return fresh
+
+    fresh = factory([run.queries or "model"] * len(evicting))
+    hidden = hidden_queries(model, fresh)
+    if hidden:
+        _say_hidden(model, hidden, whole=len(hidden) == len(evicting), asked=run.queries is not None)
+        fresh = factory(["centred-keys" if number in hidden else "model" for number in evicting])
+    check_budgets(model, fresh)
     return fresh
 
 
@@ -112,22 +122,17 @@ def attention_of(model: nn.Module, number: int) -> nn.Module | None:
     return next((part for _, part in parts if hasattr(part, "o_proj")), None)
 
 
-def _hidden(model: nn.Module) -> str:
-    """Why the model's own queries cannot be seen; empty, with the hook installed, where they can."""
-    if any(hasattr(part, "kv_lora_rank") for _, part in model.named_modules()):
-        return "attends over latent rows"
-    return "" if watch_attention(model) else "computes attention by itself"
-
-
-def _say_hidden(model: nn.Module, why: str, *, asked: bool) -> None:
-    name = type(model).__module__
+def _say_hidden(model: nn.Module, hidden: dict[int, str], *, whole: bool, asked: bool) -> None:
+    """Refuse, or warn, that the queries of some layers cannot be used."""
+    why = f"{type(model).__module__} {' and '.join(dict.fromkeys(hidden.values()))}"
+    if not whole:
+        why += f" in {len(hidden)} of its layers (the first is number {min(hidden)})"
     if asked:
         raise ValueError(
-            f"queries='model': {name} {why}, so its queries cannot be matched with rows;"
-            " use queries='centred-keys'"
+            f"queries='model': {why}, so its queries cannot be matched with rows; use queries='centred-keys'"
         )
     warnings.warn(
-        f"{name} {why}: centred keys stand in for its queries, which costs quality"
+        f"{why}: centred keys stand in for its queries, which costs quality"
         " (say queries='centred-keys' to silence this)",
         stacklevel=4,
     )

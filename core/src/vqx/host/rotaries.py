@@ -1,5 +1,6 @@
 """Which rotary module turns which layer's keys: found by name, then checked against the model itself."""
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ FAR = 37
 
 
 class _Noting:
-    """A cache that notes the keys of one token, as they come at an offset."""
+    """A cache that notes the rows of one token, as they come at an offset."""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
@@ -28,39 +29,59 @@ class _Noting:
         return None
 
 
-def rotaries(model: nn.Module, caches: tuple[list[Any], list[Any]], evicting: list[int]) -> list[Rotary]:
+Notes = dict[int, _Noting]
+
+
+def rotaries(model: nn.Module, own_caches: Callable[[Any], list[Any]], evicting: list[int]) -> list[Rotary]:
     """The rotary embedding of every evicting layer, for compact positions.
 
     One token is run at offset 0 and at another offset: its keys tell whether a layer turns them at all,
-    and whether the module found turns them likewise.
+    and whether the module found turns them likewise; once more with the offset of the evicting caches
+    alone, to see that a layer asks its own cache where it stands.
 
     Args:
-        caches: two fresh lists of the model's own caches.
+        own_caches: makes the model's own caches, fresh.
         evicting: the numbers of the caches that will evict.
 
     Raises:
-        ValueError: a layer whose keys cannot be turned as the model turns them.
+        ValueError: a layer whose rows cannot be turned as the model turns them.
     """
-    near, far = (_noted(model, own, evicting, offset) for own, offset in zip(caches, (0, FAR), strict=True))
-    return [_rotary(model, number, near[number], far[number]) for number in evicting]
+    near, far = (_noted(model, own_caches(model), evicting, offset, offset) for offset in (0, FAR))
+    alone = _noted(model, own_caches(model), evicting, FAR, 0)
+    return [_rotary(model, number, near[number], far[number], alone[number]) for number in evicting]
 
 
-def _noted(model: nn.Module, caches: list[Any], evicting: list[int], offset: int) -> dict[int, mx.array]:
-    noting = {number: _Noting(offset) for number in evicting}
-    model(mx.array([[1]]), cache=[noting.get(number, cache) for number, cache in enumerate(caches)])
-    return {number: cache.keys for number, cache in noting.items()}
+def _noted(model: nn.Module, caches: list[Any], evicting: list[int], offset: int, others: int) -> Notes:
+    notes = {}
+    for number, cache in enumerate(caches):
+        if number in evicting:
+            notes[number] = caches[number] = _Noting(offset)
+        elif hasattr(cache, "update_and_fetch") and hasattr(cache, "offset"):
+            caches[number] = _Noting(others)
+    model(mx.array([[1]]), cache=caches)
+    return notes
 
 
-def _rotary(model: nn.Module, number: int, near: mx.array, far: mx.array) -> Rotary:
-    width = near.shape[-1]
-    tolerance = (1e-3 if near.dtype == mx.float32 else 2e-2) * mx.abs(near).max()
-    if mx.array_equal(near, far):
+def _rotary(model: nn.Module, number: int, near: _Noting, far: _Noting, alone: _Noting) -> Rotary:
+    if not mx.array_equal(far.keys, alone.keys):
+        raise ValueError(
+            f"positions='compact': layer {number} of {type(model).__module__} asks another layer's cache"
+            " where it stands; use positions='absolute'"
+        )
+    if not mx.array_equal(near.values, far.values):
+        raise ValueError(
+            f"positions='compact': layer {number} of {type(model).__module__} keeps rotated rows among its"
+            " values, which are not turned again; use positions='absolute'"
+        )
+    width = near.keys.shape[-1]
+    tolerance = (1e-3 if near.keys.dtype == mx.float32 else 2e-2) * mx.abs(near.keys).max()
+    if mx.array_equal(near.keys, far.keys):
         return rotary_of(lambda x, offset: x, width)
     rope = rope_of(model, number)
     if rope is not None:
         rotary = rotary_of(rope, width)
-        turned = rotary.turn(near, mx.full(near.shape[:3], FAR, mx.int32))
-        if mx.all(mx.abs(turned - far) <= tolerance):
+        turned = rotary.turn(near.keys, mx.full(near.keys.shape[:3], FAR, mx.int32))
+        if mx.all(mx.abs(turned - far.keys) <= tolerance):
             return rotary
     raise ValueError(
         f"positions='compact': no rotary module was found that turns the keys of layer {number} of"

@@ -1,0 +1,53 @@
+"""Caches are tried on their model before anyone gets them: what cannot be right is refused in words.
+
+A forward builds a graph and nothing is evaluated, so a trial costs milliseconds, whatever the model's size.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from vqx.cache import EvictingCache
+from vqx.options import Options
+
+
+def hidden_queries(model: nn.Module, fresh: Callable[[], list[Any]]) -> dict[int, str]:
+    """Run a prompt of two tokens and one of one: the layers whose queries cannot be used, and why."""
+    hidden: dict[int, str] = {}
+    for length in (2, 1):
+        caches = fresh()
+        model(mx.ones((1, length), mx.int32), cache=caches)
+        hidden |= {cache.number: cache.unseen for cache in _evicting(caches) if cache.unseen}
+    return hidden
+
+
+def check_budgets(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
+    """Refuse budgets that differ where the model makes one mask, from one layer's rows, for all layers.
+
+    Raises:
+        ValueError: says so.
+    """
+    budgets = sorted({cache.plan.method.budget for cache in _evicting(fresh())})
+    if len(budgets) < 2:
+        return
+    shapes, caches = fresh(), fresh()
+    model(mx.ones((1, 2), mx.int32), cache=shapes)
+    for number, (cache, shown) in enumerate(zip(caches, shapes, strict=True)):
+        if isinstance(shown, EvictingCache) and shown.layer is not None:
+            rows = 1 + budgets.index(shown.plan.method.budget)  # never above the budget: none goes
+            caches[number] = uneven = EvictingCache(cache.plan.method, Options(queries="keys"), number=number)
+            held = (shown.layer.rows.keys, shown.layer.rows.values)
+            uneven.update_and_fetch(*(mx.zeros((*a.shape[:2], rows, a.shape[3]), a.dtype) for a in held))
+    try:
+        model(mx.ones((1, 2), mx.int32), cache=caches)
+    except ValueError as error:
+        raise ValueError(
+            f"budget: {type(model).__module__} masks all layers as its first one, so every layer must keep as"
+            f" many rows and budgets of {budgets[0]} to {budgets[-1]} do not fit; give the same to each"
+        ) from error
+
+
+def _evicting(caches: list[Any]) -> list[EvictingCache]:
+    return [cache for cache in caches if isinstance(cache, EvictingCache)]
