@@ -1,4 +1,4 @@
-"""The command line: ``vqx methods`` and ``vqx demo``."""
+"""The command line: ``vqx methods``, ``vqx demo``, and what packages add (:mod:`vqx.commands`)."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from vqx import blas
+from vqx.commands import Commands
 from vqx.options import Prompt
 from vqx.registry import PluginError, registry
 
@@ -19,7 +20,7 @@ BUDGET = 512
 HOW = {"whole": "cut once after the question", "chunks": "cut after every 256 tokens"}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="vqx")
 @click.option(
     "--blas",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import click
 import pluggy
 
 from vqx.spec import Collapse, MethodSpec
@@ -20,3 +21,7 @@ class Hooks:
     @hookspec
     def vqx_collapses(self) -> Iterable[Collapse]:  # type: ignore[empty-body]
         """Settings at which a method of this plugin equals another method."""
+
+    @hookspec
+    def vqx_commands(self) -> Iterable[click.Command]:  # type: ignore[empty-body]
+        """Subcommands of ``vqx``, each declared in the entry-point group ``vqx.commands`` by its name."""

@@ -1,0 +1,28 @@
+"""Models by name, and mlx-lm's own bounded cache: for commands that compare and may not know mlx-lm."""
+
+from typing import Any
+
+import mlx.nn as nn
+import mlx_lm
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from vqx.host.caches import own_caches
+from vqx.host.embedded import load_embedded
+
+EMBEDDED = "embedded"
+
+
+def load_model(name: str = EMBEDDED) -> tuple[nn.Module, Any]:
+    """A model and its tokenizer: ``embedded``, or whatever ``mlx_lm.load`` takes (a folder, a repository)."""
+    if name == EMBEDDED:
+        return load_embedded()
+    model, tokenizer = mlx_lm.load(name)[:2]
+    return model, tokenizer
+
+
+def rotating_caches(model: nn.Module, budget: int, keep: int = 4) -> list[Any]:
+    """mlx-lm's rotating cache of ``budget`` rows in every layer that holds a plain key-value cache."""
+    return [
+        RotatingKVCache(max_size=budget, keep=keep) if type(cache) is KVCache else cache
+        for cache in own_caches(model)
+    ]
