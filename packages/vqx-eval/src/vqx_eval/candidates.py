@@ -1,0 +1,114 @@
+"""What is compared: the full cache, mlx-lm's rotating cache, and methods with their settings."""
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import mlx.nn as nn
+import vqx
+from vqx.build import split_options
+from vqx.host.caches import cache_factory, own_caches
+from vqx.host.models import rotating_caches
+
+from vqx_eval.reading import Advance, CacheReading, Reading
+from vqx_eval.samples import Protocol
+
+FULL = "full cache"
+ROTATING = "RotatingKVCache"
+STREAMING = "streaming-llm"
+SINKS = 4
+
+
+class Setting(NamedTuple):
+    """A method and its options, the budget left open."""
+
+    method: str
+    options: Mapping[str, Any] = {}
+
+    @property
+    def label(self) -> str:
+        given = ",".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.method}:{given}" if given else self.method
+
+
+class Candidate(NamedTuple):
+    """A name, what it was made with, and how a batch is begun with it."""
+
+    label: str
+    budget: int | None  # None keeps everything
+    options: Mapping[str, Any]
+    start: Callable[[], Reading]
+
+
+def settings(texts: Sequence[str]) -> list[Setting]:
+    """Settings as they are written on a command line: ``h2o``, ``h2o:decay=0.98,recent=32``, ``h2o,tova``.
+
+    Raises:
+        ValueError: an option without a value or a name.
+    """
+    found: list[Setting] = []
+    for piece in re.split(r"[\s,]+", " ".join(texts).strip()):
+        name, colon, option = piece.partition(":") if ":" in piece.split("=")[0] else ("", "", piece)
+        if not colon and "=" not in piece:
+            found.append(Setting(piece))
+            continue
+        if colon:
+            found.append(Setting(name))
+        key, equals, value = option.partition("=")
+        if not found or not equals:
+            raise ValueError(f"{piece!r}: write a method with its options as h2o:decay=0.98,recent=32")
+        found[-1] = found[-1]._replace(options={**found[-1].options, key: _value(value)})
+    return [setting for number, setting in enumerate(found) if setting not in found[:number]]
+
+
+def check(setting: Setting) -> None:
+    """Refuse a method that is not installed, and an option that it does not have (:mod:`vqx`'s errors)."""
+    split_options(vqx.load(setting.method), setting.options)
+
+
+class Engine(NamedTuple):
+    """Makes candidates for a model of mlx-lm."""
+
+    model: nn.Module
+    chunk: int = 512
+    advance: Advance = lambda tokens: None
+
+    def candidate(
+        self, label: str, budget: int | None, make: Callable[[], list[Any]], **options: Any
+    ) -> Candidate:
+        """Any caches at all: ``make`` returns fresh ones, one per cache of the model."""
+        return Candidate(label, budget, options, lambda: self._reading(make()))
+
+    def full(self) -> Candidate:
+        return self.candidate(FULL, None, partial(own_caches, self.model))
+
+    def rotating(self, budget: int) -> Candidate:
+        """mlx-lm's own bounded cache of that many rows, 4 of them the first."""
+        make = partial(rotating_caches, self.model, budget, SINKS)
+        return self.candidate(ROTATING, budget, make, keep=SINKS)
+
+    def evicting(self, setting: Setting, budget: int, protocol: Protocol = "plain") -> Candidate:
+        """A method at a budget; where the question is in the prompt it is cut once, after the question.
+
+        Raises:
+            ValueError: a budget or an option that the method or the model refuses.
+        """
+        options = dict(setting.options)
+        if protocol == "aware" and options.get("cadence") != "token":
+            options = {"prompt": "whole", **options}
+        make = cache_factory(self.model, setting.method, budget=budget, **options)
+        return self.candidate(setting.label, budget, make, **options)
+
+    def _reading(self, caches: list[Any]) -> CacheReading:
+        return CacheReading(self.model, caches, self.chunk, self.advance)
+
+
+def _value(text: str) -> Any:
+    if text in ("none", "true", "false"):
+        text = text.capitalize()
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,115 @@
+"""One run: every task, protocol, batch and candidate that is not there yet, the full cache shared."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from vqx_eval.candidates import STREAMING, Candidate, Engine, Setting
+from vqx_eval.samples import Batch, Half, Protocol, batches, digest
+from vqx_eval.store import Piece, Store
+from vqx_eval.task import Reference, Task, Wanted
+
+
+class Plan(NamedTuple):
+    """What is to be measured."""
+
+    model: str
+    tasks: Sequence[Task]
+    settings: Sequence[Setting]
+    budgets: Sequence[int]
+    wanted: Sequence[Wanted]  # one for each length of prompt
+    batch: int = 16
+    half: Half | None = None
+    protocols: Sequence[Protocol] = ("plain", "aware", "agnostic")
+
+
+class Job(NamedTuple):
+    """One batch of a task, and everything that is run on it."""
+
+    about: tuple[str, int]  # the model and the length of a chunk
+    task: Task
+    batch: Batch
+    full: Candidate
+    candidates: list[Candidate | Piece]  # a piece where a candidate cannot be had, with the reason
+
+
+def jobs(plan: Plan, engine: Engine) -> Iterator[Job]:
+    """Every batch with its candidates; nothing is read yet."""
+    for task in plan.tasks:
+        for wanted in plan.wanted:
+            samples = [s for s in task.make(wanted) if plan.half in (None, s.half)]
+            for protocol in task.protocols:
+                if protocol in plan.protocols:
+                    among = list(candidates(plan, engine, protocol))
+                    about = plan.model, engine.chunk
+                    for batch in batches(samples, protocol, plan.batch):
+                        yield Job(about, task, batch, engine.full(), among)
+
+
+def candidates(plan: Plan, engine: Engine, protocol: Protocol) -> Iterator[Candidate | Piece]:
+    """The full cache, then for each budget mlx-lm's rotating cache, streaming and the methods asked for."""
+    yield engine.full()
+    streaming = [] if any(one == Setting(STREAMING) for one in plan.settings) else [Setting(STREAMING)]
+    for budget in plan.budgets:
+        yield engine.rotating(budget)
+        for setting in [*streaming, *plan.settings]:
+            try:
+                yield engine.evicting(setting, budget, protocol)
+            except ValueError as error:
+                yield {"label": setting.label, "budget": budget, "skipped": str(error)}
+
+
+def run(todo: Iterable[Job], store: Store, *, begin: Callable[[str, int], None]) -> list[Piece]:
+    """Measure what the store does not hold.
+
+    Args:
+        begin: told before each piece what it is and how many pieces are done.
+
+    Returns:
+        The pieces of all jobs, those of earlier runs among them, in their order.
+    """
+    found: list[Piece] = []
+    for job in todo:
+        reference = Reference(full=job.full, batch=job.batch)
+        for candidate in job.candidates:
+            if isinstance(candidate, dict):
+                found.append({**_about(job), **candidate, "samples": []})
+                continue
+            about = {**_about(job), "label": candidate.label, "budget": candidate.budget}
+            key = _key(job, candidate)
+            if key not in store.pieces:
+                begin(_title(about), len(found))
+                store.add({"key": key, **about, **_measured(job, candidate, reference)})
+            found.append(store.pieces[key])
+    return found
+
+
+def _measured(job: Job, candidate: Candidate, reference: Reference) -> dict[str, Any]:
+    start = time.perf_counter()
+    figures = job.task.measure(candidate, job.batch, reference)
+    mx.clear_cache()
+    return {
+        "options": dict(candidate.options),
+        "seconds": round(time.perf_counter() - start, 3),
+        "samples": [
+            {"number": sample.number, "half": sample.half, **sample.marks, **values}
+            for sample, values in zip(job.batch.samples, figures, strict=True)
+        ],
+    }
+
+
+def _about(job: Job) -> Piece:
+    length = len(job.batch.samples[0].context)
+    return {"task": job.task.name, "protocol": job.batch.protocol, "length": length}
+
+
+def _title(about: Piece) -> str:
+    budget = f" at {about['budget']}" if about["budget"] else ""
+    return f"{about['task']}, {about['label']}{budget}"
+
+
+def _key(job: Job, candidate: Candidate) -> str:
+    """Everything that the figures depend on; another setting is another key."""
+    return digest([job.about, job.task.name, job.batch, candidate.label, candidate.budget, candidate.options])

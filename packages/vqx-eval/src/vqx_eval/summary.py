@@ -1,0 +1,91 @@
+"""From pieces to figures: means with their standard error, and differences from streaming, paired."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vqx_eval.candidates import STREAMING
+from vqx_eval.store import Piece
+from vqx_eval.task import Figure, Task
+
+CLEAR = 2.0
+"""Standard errors from which a difference is called one."""
+
+
+class Spread(NamedTuple):
+    """A mean over samples with its standard error (NaN from one sample)."""
+
+    mean: float
+    error: float
+    samples: int
+
+
+class Cell(NamedTuple):
+    """One candidate at one budget on one task."""
+
+    label: str
+    budget: int | None
+    figures: dict[str, Spread]
+    over_streaming: dict[str, Spread]  # paired; empty for the full cache and for streaming itself
+    skipped: str = ""
+
+
+class Table(NamedTuple):
+    """All candidates on one task, under one protocol, at one length."""
+
+    task: Task
+    protocol: str
+    length: int
+    cells: list[Cell]
+
+
+def tables(pieces: Iterable[Piece], tasks: Mapping[str, Task]) -> list[Table]:
+    """Pieces put together by task, protocol and length, in their own order."""
+    grouped: dict[tuple[str, str, int], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        grouped[piece["task"], piece["protocol"], piece["length"]].append(piece)
+    return [
+        Table(tasks[name], protocol, length, _cells(tasks[name].figures, group))
+        for (name, protocol, length), group in grouped.items()
+    ]
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard error of independent samples."""
+    many = np.asarray(values, dtype=np.float64)
+    error = float(many.std(ddof=1) / math.sqrt(len(many))) if len(many) > 1 else math.nan
+    return Spread(float(many.mean()), error, len(many))
+
+
+def verdict(figure: Figure, difference: Spread) -> str:
+    """``better``, ``worse`` or ``even``: whether a paired difference stands clear of its error."""
+    if not abs(difference.mean) > CLEAR * difference.error:
+        return "even"
+    return "better" if (difference.mean > 0) == (figure.better == "higher") else "worse"
+
+
+def _cells(figures: Sequence[Figure], pieces: list[Piece]) -> list[Cell]:
+    samples: dict[tuple[str, int | None], dict[int, dict[str, float]]] = defaultdict(dict)
+    skipped: dict[tuple[str, int | None], str] = {}
+    for piece in pieces:
+        where = piece["label"], piece["budget"]
+        samples[where].update({sample["number"]: sample for sample in piece["samples"]})
+        skipped[where] = piece.get("skipped", "")
+    cells = []
+    for (label, budget), own in samples.items():
+        beside = samples.get((STREAMING, budget), {})
+        paired = [] if label == STREAMING or budget is None else [n for n in own if n in beside]
+        names = [figure.name for figure in figures] if own else []
+        cells.append(
+            Cell(
+                label,
+                budget,
+                {name: spread([sample[name] for sample in own.values()]) for name in names},
+                {name: spread([own[n][name] - beside[n][name] for n in paired]) for name in names if paired},
+                skipped[label, budget],
+            )
+        )
+    return cells
