@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.nn as nn
-import vqx
-from vqx.build import split_options
+from vqx import Setting
+from vqx.build import chain_of, split_options
 from vqx.host.caches import cache_factory, own_caches
 from vqx.host.models import rotating_caches
 
@@ -19,18 +19,6 @@ FULL = "full cache"
 ROTATING = "RotatingKVCache"
 STREAMING = "streaming-llm"
 SINKS = 4
-
-
-class Setting(NamedTuple):
-    """A method and its options, the budget left open."""
-
-    method: str
-    options: Mapping[str, Any] = {}
-
-    @property
-    def label(self) -> str:
-        given = ",".join(f"{name}={value}" for name, value in self.options.items())
-        return f"{self.method}:{given}" if given else self.method
 
 
 class Candidate(NamedTuple):
@@ -52,10 +40,10 @@ def settings(texts: Sequence[str]) -> list[Setting]:
     for piece in re.split(r"[\s,]+", " ".join(texts).strip()):
         name, colon, option = piece.partition(":") if ":" in piece.split("=")[0] else ("", "", piece)
         if not colon and "=" not in piece:
-            found.append(Setting(piece))
+            found.append(Setting(piece, {}))
             continue
         if colon:
-            found.append(Setting(name))
+            found.append(Setting(name, {}))
         key, equals, value = option.partition("=")
         if not found or not equals:
             raise ValueError(f"{piece!r}: write a method with its options as h2o:decay=0.98,recent=32")
@@ -63,9 +51,15 @@ def settings(texts: Sequence[str]) -> list[Setting]:
     return [setting for number, setting in enumerate(found) if setting not in found[:number]]
 
 
+def label(setting: Setting) -> str:
+    """As it would be written on a command line."""
+    given = ",".join(f"{name}={value}" for name, value in setting.options.items())
+    return f"{setting.method}:{given}" if given else setting.method
+
+
 def check(setting: Setting) -> None:
     """Refuse a method that is not installed, and an option that it does not have (:mod:`vqx`'s errors)."""
-    split_options(vqx.load(setting.method), setting.options)
+    split_options(chain_of(setting.method), setting.options)
 
 
 class Engine(NamedTuple):
@@ -76,10 +70,10 @@ class Engine(NamedTuple):
     advance: Advance = lambda tokens: None
 
     def candidate(
-        self, label: str, budget: int | None, make: Callable[[], list[Any]], **options: Any
+        self, name: str, budget: int | None, make: Callable[[], list[Any]], **options: Any
     ) -> Candidate:
         """Any caches at all: ``make`` returns fresh ones, one per cache of the model."""
-        return Candidate(label, budget, options, lambda: self._reading(make()))
+        return Candidate(name, budget, options, lambda: self._reading(make()))
 
     def full(self) -> Candidate:
         return self.candidate(FULL, None, partial(own_caches, self.model))
@@ -99,7 +93,7 @@ class Engine(NamedTuple):
         if protocol == "aware" and options.get("cadence") != "token":
             options = {"prompt": "whole", **options}
         make = cache_factory(self.model, setting.method, budget=budget, **options)
-        return self.candidate(setting.label, budget, make, **options)
+        return self.candidate(label(setting), budget, make, **options)
 
     def _reading(self, caches: list[Any]) -> CacheReading:
         return CacheReading(self.model, caches, self.chunk, self.advance)

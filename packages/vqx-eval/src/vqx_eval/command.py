@@ -76,7 +76,7 @@ def command(**given: Any) -> None:
 def _command(*, model: str, out: Path | None, as_json: bool, **given: Any) -> None:
     for module in given["plugin"]:
         vqx.register(import_module(module))
-    asked = settings(given["methods"]) if given["methods"] else settings(vqx.names())
+    asked = settings(given["methods"]) if given["methods"] else settings(_bases())
     for setting in asked:
         check(setting)
     known = load_tasks()
@@ -137,6 +137,11 @@ def _about(plan: Plan, given: dict[str, Any], texts: dict[str, str]) -> dict[str
         " prompt, methods cut once, after it, unless their prompt option says otherwise",
         "half": given["half"],
     }
+
+
+def _bases() -> list[str]:
+    """Every method installed that needs no other inside it."""
+    return [name for name in vqx.names() if vqx.load(name).wrap is None]
 
 
 def _tasks(known: dict[str, Task], asked: str) -> list[Task]:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from vqx import Setting
 
-from vqx_eval.candidates import STREAMING, Candidate, Engine, Setting
+from vqx_eval.candidates import STREAMING, Candidate, Engine, label
 from vqx_eval.samples import Batch, Half, Protocol, batches, digest
 from vqx_eval.store import Piece, Store
 from vqx_eval.task import Reference, Task, Wanted
@@ -51,14 +52,16 @@ def jobs(plan: Plan, engine: Engine) -> Iterator[Job]:
 def candidates(plan: Plan, engine: Engine, protocol: Protocol) -> Iterator[Candidate | Piece]:
     """The full cache, then for each budget mlx-lm's rotating cache, streaming and the methods asked for."""
     yield engine.full()
-    streaming = [] if any(one == Setting(STREAMING) for one in plan.settings) else [Setting(STREAMING)]
+    streaming = (
+        [] if any(one == Setting(STREAMING, {}) for one in plan.settings) else [Setting(STREAMING, {})]
+    )
     for budget in plan.budgets:
         yield engine.rotating(budget)
-        for setting in [*streaming, *plan.settings]:
+        for setting in asked:
             try:
                 yield engine.evicting(setting, budget, protocol)
             except ValueError as error:
-                yield {"label": setting.label, "budget": budget, "skipped": str(error)}
+                yield {"label": label(setting), "budget": budget, "skipped": str(error)}
 
 
 def run(todo: Iterable[Job], store: Store, *, begin: Callable[[str, int], None]) -> list[Piece]:
