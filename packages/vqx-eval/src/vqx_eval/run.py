@@ -52,9 +52,8 @@ def jobs(plan: Plan, engine: Engine) -> Iterator[Job]:
 def candidates(plan: Plan, engine: Engine, protocol: Protocol) -> Iterator[Candidate | Piece]:
     """The full cache, then for each budget mlx-lm's rotating cache, streaming and the methods asked for."""
     yield engine.full()
-    streaming = (
-        [] if any(one == Setting(STREAMING, {}) for one in plan.settings) else [Setting(STREAMING, {})]
-    )
+    beside = Setting(STREAMING, {})
+    asked = [*([] if beside in plan.settings else [beside]), *plan.settings]
     for budget in plan.budgets:
         yield engine.rotating(budget)
         for setting in asked:
