@@ -155,6 +155,7 @@ def _held(plan: Plan, layer: Layer) -> Held:
         last=_latest(plan, layer),
         notes=layer.notes,
         rotary=plan.rotary,
+        place=layer.size if plan.compact else layer.tokens_seen,
     )
 
 
@@ -194,7 +195,7 @@ def watch(
     )
     layer = _remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
     if scorer.note is not None:
-        layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries)))
+        layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale)))
     if scorer.observe is None or plan.replays(layer):
         return layer
     columns = {**layer.rows.columns, **scorer.observe(layer.rows.columns, block)}
@@ -276,14 +277,14 @@ def _latest(plan: Plan, layer: Layer) -> Block | None:
     )
 
 
-def _unturned(plan: Plan, layer: Layer, queries: mx.array) -> tuple[mx.array, int]:
-    """The queries of the forward under way before their rotation, and the position of the first."""
+def _unturned(plan: Plan, layer: Layer, queries: mx.array, scale: float) -> tuple[mx.array, int]:
+    """The queries of the forward under way before their rotation, scaled, and the position of the first."""
     length, rotary = layer.last, plan.rotary
     if rotary is None:
         raise ValueError("a scorer that takes notes of queries needs the layer's rotary embedding")
     start = (layer.size if plan.compact else layer.tokens_seen) - length
     batch, heads, group, _, width = queries.shape
-    flat = queries.reshape(batch, heads * group, length, width)
+    flat = (queries.astype(mx.float32) * scale).reshape(batch, heads * group, length, width)
     back = mx.broadcast_to(-mx.arange(start, start + length, dtype=mx.int32), flat.shape[:3])
     return rotary.turn(flat, back).reshape(queries.shape), layer.tokens_seen - length
 

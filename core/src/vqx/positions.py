@@ -32,6 +32,22 @@ class Rotary(NamedTuple):
         turned = self.rope(each, offset=mx.abs(delta).reshape(-1).astype(mx.int32))
         return (turned.reshape(keys.shape) * mirror).astype(keys.dtype)
 
+    def averaged(self, start: int, count: int) -> mx.array:
+        """The mean of the turns by ``start`` to ``start + count - 1``, ``[D, D]``: x times this is x turned.
+
+        A turn mixes the two channels of a pair alone, so the images of two vectors, all first channels and
+        all second ones, hold every number of the matrix.
+        """
+        width = self.mirror.shape[0]
+        mixed = self.turn(mx.eye(width)[None, None], mx.ones((1, 1, width), mx.int32))[0, 0] != 0
+        halves = mx.stack([self.mirror > 0, self.mirror < 0]).astype(mx.float32)[None, :, None]
+        places = mx.arange(start, start + count, dtype=mx.int32)
+        turned = self.turn(
+            mx.broadcast_to(halves, (1, 2, count, width)), mx.broadcast_to(places, (1, 2, count))
+        )
+        first, second = mx.mean(turned, axis=2)[0]
+        return mx.where(mixed, mx.where(self.mirror[:, None] > 0, first, second), 0.0)
+
 
 def rotary_of(rope: Rope, width: int) -> Rotary:
     """Read what a rotary module does, and check that it can turn a key again.

@@ -91,6 +91,7 @@ class Held(NamedTuple):
     last: Any = None  # the Attention of the latest `window` queries; None where window is 0
     notes: Mapping[str, Any] = {}  # what `note` gathered
     rotary: Any = None  # the layer's vqx.positions.Rotary, where the scorer asks for it
+    place: int = 0  # the next query's, as the keys are turned; `newest` + 1 at absolute positions
 
     @property
     def keys(self) -> Any:
@@ -124,8 +125,9 @@ class Scorer(NamedTuple):
     """How many of the latest queries ``score`` wants to see."""
 
     note: Callable[[Mapping[str, Any], Any, int], Mapping[str, Any]] | None = None
-    """(notes, queries ``[B, H, G, S, D]`` less their rotation, position of the first) -> notes: what is
-    known of all queries so far and belongs to no row. Needs ``rotary`` and block cadence."""
+    """(notes, queries ``[B, H, G, S, D]`` float32, position of the first) -> notes: what is known of all
+    queries so far and belongs to no row. The queries come less their rotation and times the model's scale.
+    Needs ``rotary`` and block cadence."""
 
     rotary: bool = False
     """Whether the layer's rotary embedding is wanted, at absolute positions too."""

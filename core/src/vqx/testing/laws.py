@@ -210,7 +210,7 @@ class MethodLaws:
 
     def test_a_budget_that_leaves_no_room_is_refused(self, setting: Setting) -> None:
         config = vqx.load(self.method).config
-        sinks = self._cache(setting, ENGINES[0]).plan.method.n_sink
+        sinks = self._cache(setting, self._engines()[0]).plan.method.n_sink
         for budget in (0, -3, sinks, 2.5, None):
             with pytest.raises(ValueError, match="budget"):
                 config(**{**setting, "budget": budget})

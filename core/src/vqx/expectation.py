@@ -1,0 +1,77 @@
+"""The attention that rows can expect of queries to come, from the mean and covariance of those so far.
+
+For normal queries the mean weight of a key before normalising has a closed form, so nothing need be waited
+for (Expected Attention, arXiv 2510.00636).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from vqx.scorers import Held, Scorer
+
+TILE = 2**23
+"""Numbers of a product of keys with covariances held at once (32 MiB of float32)."""
+
+
+def expected(*, n_sink: int = 4, future: int = 512, value_norm: bool = True, epsilon: float = 0.0) -> Scorer:
+    """Score rows by the mean weight that the next ``future`` queries will give them.
+
+    Args:
+        n_sink: first positions whose queries and keys are left out: they are outliers, and never evicted.
+        future: how many of the positions to come the rotation is averaged over.
+        value_norm: multiply the weights by the norm of the values.
+        epsilon: added to the weights before that.
+    """
+
+    def note(notes: Mapping[str, Any], queries: Any, start: int) -> Mapping[str, Any]:
+        skipped = max(n_sink - start, 0)
+        if skipped >= queries.shape[3]:
+            return notes
+        return gathered(notes, queries[..., skipped:, :], max(start - n_sink, 0))
+
+    def score(held: Held) -> Any:
+        turn = held.rotary.averaged(held.place, future)
+        mean = held.notes["mean"] @ turn
+        covariance = turn.T @ held.notes["covariance"] @ turn
+        logits = expected_logits(held.keys, mean, covariance)
+        sink = (held.position < n_sink)[:, :, None]
+        weights = mx.mean(mx.softmax(mx.where(sink, -mx.inf, logits), axis=-1), axis=2)
+        if not value_norm:
+            return weights
+        return (weights + epsilon) * mx.linalg.norm(held.values.astype(mx.float32), axis=-1)
+
+    return Scorer(score=score, note=note, rotary=True)
+
+
+def gathered(notes: Mapping[str, Any], queries: mx.array, before: int) -> Mapping[str, Any]:
+    """The mean ``[B, H, G, D]`` and covariance ``[B, H, G, D, D]`` of ``before`` queries and S new ones.
+
+    New queries are taken about their own mean and then merged (Chan, Golub and LeVeque, 1979), so that no
+    two large sums are subtracted.
+    """
+    count = queries.shape[3]
+    share = count / (before + count)
+    mean = mx.mean(queries, axis=3)
+    apart = queries - mean[..., None, :]
+    covariance = apart.swapaxes(-1, -2) @ apart / count
+    if before:
+        step = mean - notes["mean"]
+        between = step[..., :, None] * step[..., None, :]
+        mean = notes["mean"] + share * step
+        covariance = (1 - share) * notes["covariance"] + share * covariance + share * (1 - share) * between
+    return {**notes, "mean": mean, "covariance": covariance}
+
+
+def expected_logits(keys: mx.array, mean: mx.array, covariance: mx.array) -> mx.array:
+    """log E[exp(q · k)] = mean · k + k · covariance · k / 2 of each query head: ``[B, H, G, n]`` float32."""
+    batch, heads, n, width = keys.shape
+    group = mean.shape[2]
+    step = max(1, TILE // (batch * heads * group * width))
+    parts = []
+    for first in range(0, n, step):
+        some = keys[:, :, None, first : first + step].astype(mx.float32)
+        spread = mx.sum((some @ covariance) * some, axis=-1)
+        parts.append((some @ mean[..., None])[..., 0] + spread / 2)
+    return mx.concatenate(parts, axis=-1)

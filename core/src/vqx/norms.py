@@ -1,0 +1,23 @@
+"""Norms and directions of rows in float32, for MLX's arrays and NumPy's alike."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+
+def wide(rows: Any) -> Any:
+    """Rows in float32, where they lie."""
+    return rows.astype(mx.float32 if isinstance(rows, mx.array) else np.float32)
+
+
+def norm(rows: Any) -> Any:
+    """The Euclidean norm of rows ``[..., D]``: ``[...]`` float32."""
+    rows = wide(rows)
+    return (rows * rows).sum(axis=-1) ** 0.5
+
+
+def unit(rows: Any) -> Any:
+    """Rows ``[..., D]`` of norm 1 in float32; a row of zeros stays."""
+    length = norm(rows)[..., None]
+    return wide(rows) / (length + (length == 0))
