@@ -24,7 +24,7 @@ def turn(x: Array, position: int) -> Array:
 
 @functools.cache
 def averaged(first: int, future: int, width: int) -> Array:
-    """The mean rotation: R[:, i] is the mean image of channel i (equation 6)."""
+    """The mean rotation: R[:, i] is the mean image of channel i."""
     total = np.zeros((width, width))
     for position in range(first, first + future):
         for i in range(width):
@@ -58,7 +58,7 @@ def scores(
         exponents = np.full(len(keys), -np.inf)
         for j, k in enumerate(keys):
             if positions[j] >= n_sink:
-                exponents[j] = scale * mean @ k + scale**2 / 2 * k @ covariance @ k  # equation 7
+                exponents[j] = scale * mean @ k + scale**2 / 2 * k @ covariance @ k
         weights = np.exp(exponents - exponents.max())
         shares += weights / weights.sum() / group
     if value_norm:
