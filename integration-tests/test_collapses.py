@@ -147,6 +147,7 @@ NEIGHBOURS = [
     ("gaussian", Setting("morphkv", {"window": 3}), Setting("morphkv", {"window": 3, "fuse": "max"})),
     ("topics", Setting("h2o", {}), Setting("tova", {"heads": "each"})),
     ("gaussian", Setting("protect(h2o)", {"spans": ((28, 31),)}), Setting("h2o", {})),
+    ("topics", Setting("critical(h2o)", {}), Setting("h2o", {})),
     (
         "gaussian",
         Setting("protect(h2o)", {"spans": ((28, 31),)}),

@@ -32,8 +32,19 @@ def cache_of(method: str, engine: Options, **options: Any) -> EvictingCache:
 
 
 def method_of(method: str, queries: Queries = "model", **options: Any) -> Method:
-    """The method of one layer, number 0."""
-    return methods_for(chain_of(method), options, [LayerInfo(0, queries)])[0]
+    """The method of one layer, number 0, whose attention module is :func:`attending`."""
+    return methods_for(chain_of(method), options, [LayerInfo(0, queries, attending())])[0]
+
+
+def attending(shape: Shape | None = None, hidden: int = 8) -> nn.Module:
+    """An attention module with nothing but an output projection, for streams of the shape given."""
+    _, _, kv_heads, group, _, width = shape or Shape()
+    heads = kv_heads * group
+    drawn = np.random.default_rng(0).normal(size=(hidden, heads * width)).astype(np.float32)
+    attention = nn.Module()
+    attention.o_proj = nn.Linear(heads * width, hidden, bias=False)
+    attention.o_proj.weight = mx.array(drawn)
+    return attention
 
 
 def forward(cache: EvictingCache, part: Stream) -> tuple[mx.array, mx.array]:

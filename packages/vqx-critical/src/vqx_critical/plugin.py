@@ -1,0 +1,30 @@
+"""What the plugin registers; the method is imported inside the hook, so that discovery costs nothing."""
+
+import vqx
+
+
+@vqx.hookimpl
+def vqx_methods() -> list[vqx.MethodSpec]:
+    from vqx_critical.method import CriticalConfig, build, wrap
+
+    return [
+        vqx.MethodSpec(
+            name="critical",
+            summary="attention weighed by what a row's value does to the output, around any method",
+            paper="arXiv 2502.03805",
+            config=CriticalConfig,
+            build=build,
+            wrap=wrap,
+        )
+    ]
+
+
+@vqx.hookimpl
+def vqx_collapses() -> list[vqx.Collapse]:
+    return [
+        vqx.Collapse(
+            vqx.Setting("critical(h2o)", {"first_stage": 1.0}),
+            vqx.Setting("h2o", {}),
+            reason="the whole budget goes by the base's score",
+        )
+    ]

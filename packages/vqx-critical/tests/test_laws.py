@@ -1,0 +1,9 @@
+"""The laws of every method; which columns of the projection are a head's depends on the heads before it."""
+
+from vqx.testing import MethodLaws
+
+
+class TestLaws(MethodLaws):
+    method = "critical"
+    settings = ()
+    pooled_settings = ({"window": 4}, {"window": 2, "first_stage": 0.0, "n_sink": 1})
