@@ -10,7 +10,8 @@ from typing import Any
 
 from vqx import Arrivals, Held, LayerInfo, Method, Scorer
 from vqx.eviction import LARGEST, safe
-from vqx.options import at_least, not_negative, room_beside
+from vqx.observation import observed_attention
+from vqx.options import not_negative, room_beside
 from vqx.ranking import library, top
 
 from vqx_critical.projection import outputs
@@ -32,11 +33,13 @@ class CriticalConfig:
     n_sink: int = 4
     """First positions that are never evicted (the paper: 0)."""
     window: int = 32
-    """Without a base: the latest queries whose mean attention is the score; their rows are safe."""
+    """Without a base: the latest queries, whose attention is the score; their rows are safe (SnapKV)."""
+    kernel: int = 7
+    """Without a base: rows that are pooled along the sequence."""
 
     def __post_init__(self) -> None:
-        at_least("window", self.window, 1)
         room_beside(self.budget, self.n_sink, 0)
+        observed_attention(self.window, kernel=self.kernel)  # what it refuses is refused now
         not_negative("epsilon", self.epsilon)
         not_negative("first_stage", self.first_stage)
         if self.first_stage > 1:
@@ -44,9 +47,9 @@ class CriticalConfig:
 
 
 def build(config: CriticalConfig, layers: Sequence[LayerInfo]) -> list[Method]:
-    """One method per layer, around the attention of the latest queries."""
+    """One method per layer, around the attention of the latest queries (SnapKV)."""
     room_beside(config.budget, config.n_sink, config.window, "window")
-    latest = Scorer(score=lambda held: held.last.weights().mean(axis=3).mean(axis=2), window=config.window)
+    latest = observed_attention(config.window, kernel=config.kernel)
     return wrap(config, layers, [Method(latest, config.budget, config.n_sink, config.window)] * len(layers))
 
 
