@@ -114,6 +114,16 @@ def test_with_budgets_per_layer_each_layer_is_built_as_itself(
     assert [m.recent for m in methods] == recent
 
 
+def test_a_method_that_sets_budgets_itself_takes_no_list_of_them() -> None:
+    def halved(config: HalfRecent, layers: Sequence[LayerInfo]) -> list[Method]:
+        return [method._replace(budget=config.budget // 2) for method in numbered(config, layers)]
+
+    spec = MethodSpec(name="half", summary="-", paper="-", config=HalfRecent, build=halved)
+    assert [m.budget for m in methods_for((spec,), {"budget": 8}, LAYERS)] == [4] * 3
+    with pytest.raises(ValueError, match="half sets the budgets of the layers itself: give budget as one"):
+        methods_for((spec,), {"budget": [8, 8, 8]}, LAYERS)
+
+
 def more_sinks(config: HalfRecent, layers: Sequence[LayerInfo], methods: Sequence[Method]) -> list[Method]:
     return [method._replace(n_sink=method.n_sink + 1) for method in methods]
 

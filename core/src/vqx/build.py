@@ -64,7 +64,8 @@ def methods_for(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo
     An option goes to every method of the chain that has it.
 
     Raises:
-        ValueError: what a method's config refuses, or a list of budgets of another length.
+        ValueError: what a method's config refuses, a list of budgets of another length, or one for a
+            method that sets them itself.
     """
     budget = own.get("budget")
     if budget is None:
@@ -75,7 +76,10 @@ def methods_for(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo
     if len(budgets) != len(layers):
         raise ValueError(f"budget lists {len(budgets)} numbers, and the model has {len(layers)} layers")
     each = [_built(chain, {**own, "budget": rows}, layers) for rows in budgets]
-    return [methods[number] for number, methods in enumerate(each)]
+    chosen = [methods[number] for number, methods in enumerate(each)]
+    if [method.budget for method in chosen] != budgets:
+        raise ValueError(f"{_label(chain)} sets the budgets of the layers itself: give budget as one number")
+    return chosen
 
 
 def _built(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -> list[Method]:

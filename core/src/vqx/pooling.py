@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias
 import mlx.core as mx
 import numpy as np
 
+from vqx.ranking import library
+
 Pool: TypeAlias = Literal["mean", "max"]
 
 
@@ -18,15 +20,15 @@ def smoothed(score: Any, position: Any, kernel: int, pool: Pool = "mean") -> Any
 
     A mean divides by ``kernel`` at the ends too, where fewer rows stand: zeros are added to both ends.
     """
-    xp: Any = mx if isinstance(score, mx.array) else np
-    order = xp.argsort(position, axis=-1)
+    of = library(score)
+    order = of.argsort(position, axis=-1)
     n, half = score.shape[-1], kernel // 2
-    ordered = xp.take_along_axis(score, order, axis=-1)
+    ordered = of.take_along_axis(score, order, axis=-1)
     beyond = 0.0 if pool == "mean" else -np.inf
-    padded = xp.pad(ordered, [(0, 0), (0, 0), (half, half)], constant_values=beyond)
+    padded = of.pad(ordered, [(0, 0), (0, 0), (half, half)], constant_values=beyond)
     around = [padded[..., first : first + n] for first in range(kernel)]
-    pooled = sum(around[1:], around[0]) / kernel if pool == "mean" else functools.reduce(xp.maximum, around)
-    return xp.take_along_axis(pooled, xp.argsort(order, axis=-1), axis=-1)
+    pooled = sum(around[1:], around[0]) / kernel if pool == "mean" else functools.reduce(of.maximum, around)
+    return of.take_along_axis(pooled, of.argsort(order, axis=-1), axis=-1)
 
 
 def chunk_means(score: Any, position: Any, chunk: int, counted: Any) -> Any:
@@ -35,22 +37,22 @@ def chunk_means(score: Any, position: Any, chunk: int, counted: Any) -> Any:
     A chunk is ``chunk`` positions, the first of them a multiple of it; ``counted`` is ``[B, H, n]`` bool.
     Rows of one chunk get the same bits; a chunk of which no row is counted gets 0.
     """
-    xp: Any = mx if isinstance(score, mx.array) else np
-    order = xp.argsort(position, axis=-1)
+    of = library(score)
+    order = of.argsort(position, axis=-1)
     score, counted, number = (
-        xp.take_along_axis(column, order, axis=-1) for column in (score, counted, position // chunk)
+        of.take_along_axis(column, order, axis=-1) for column in (score, counted, position // chunk)
     )
     n = score.shape[-1]
-    age = xp.arange(n)
-    begins = xp.where(number[..., 1:] == number[..., :-1], 0, age[1:])
-    begins = xp.concatenate([xp.zeros_like(begins[..., :1]), begins], axis=-1)
-    first = mx.cummax(begins, axis=-1) if xp is mx else np.maximum.accumulate(begins, axis=-1)
-    member = first[..., None] + xp.arange(chunk)  # [B, H, n, chunk]
-    flat = xp.minimum(member, n - 1).reshape(*score.shape[:-1], n * chunk)
+    age = of.arange(n)
+    begins = of.where(number[..., 1:] == number[..., :-1], 0, age[1:])
+    begins = of.concatenate([of.zeros_like(begins[..., :1]), begins], axis=-1)
+    first = mx.cummax(begins, axis=-1) if of is mx else np.maximum.accumulate(begins, axis=-1)
+    member = first[..., None] + of.arange(chunk)  # [B, H, n, chunk]
+    flat = of.minimum(member, n - 1).reshape(*score.shape[:-1], n * chunk)
     scores, valid, numbers = (
-        xp.take_along_axis(column, flat, axis=-1).reshape(member.shape) for column in (score, counted, number)
+        of.take_along_axis(column, flat, axis=-1).reshape(member.shape) for column in (score, counted, number)
     )
     valid = valid & (numbers == number[..., None]) & (member < n)
-    total = xp.where(valid, scores, 0.0).sum(axis=-1)
-    mean = total / xp.maximum(valid.sum(axis=-1), 1).astype(total.dtype)
-    return xp.take_along_axis(mean, xp.argsort(order, axis=-1), axis=-1)
+    total = of.where(valid, scores, 0.0).sum(axis=-1)
+    mean = total / of.maximum(valid.sum(axis=-1), 1).astype(total.dtype)
+    return of.take_along_axis(mean, of.argsort(order, axis=-1), axis=-1)
