@@ -155,6 +155,8 @@ NEIGHBOURS = [
     ),
     ("topics", Setting("h2o", {}), Setting("streaming-llm", {})),
     ("topics", Setting("tova", {"heads": "each"}), Setting("streaming-llm", {})),
+    ("gaussian", Setting("l2norm", {"skip": 0}), Setting("knorm", {"skip": 1})),
+    ("gaussian", Setting("l2norm", {"skip": 0}), Setting("keydiff", {})),
     ("gaussian", Setting("sliding-window", {"n_sink": 0}), Setting("sink", {"n_sink": 1})),
     ("gaussian", Setting("snapkv", {"window": 1, "kernel": 3}), Setting("tova", {"heads": "each"})),
     ("gaussian", Setting("snapkv", {"window": 2, "pool": None}), Setting("tova", {"heads": "each"})),

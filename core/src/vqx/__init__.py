@@ -11,7 +11,7 @@ from vqx.hookspecs import hookimpl  # noqa: E402
 from vqx.options import Options  # noqa: E402
 from vqx.registry import PluginError, UnknownMethod  # noqa: E402
 from vqx.registry import registry as _registry  # noqa: E402
-from vqx.scorers import Arrivals, Held, Method, Scorer, accumulated  # noqa: E402
+from vqx.scorers import WHOLE, Arrivals, Held, Method, Scorer, accumulated  # noqa: E402
 from vqx.spec import Collapse, LayerInfo, MethodSpec, Setting  # noqa: E402
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _LATE = {  # mlx-lm takes seconds to import, and listing methods does not need i
 }
 
 __all__ = [
+    "WHOLE",
     "Arrivals",
     "Collapse",
     "EvictingCache",

@@ -138,6 +138,10 @@ class Scorer(NamedTuple):
         return self.observe is not None or self.window > 0 or self.note is not None
 
 
+WHOLE = 2**31 - 1
+"""The budget of a layer that evicts nothing: no layer reaches it, and its cache grows with the text."""
+
+
 class Method(NamedTuple):
     """One layer's method: who matters, who is safe, and how many rows stay."""
 
