@@ -261,7 +261,7 @@ def test_a_model_lends_its_own_module_layer_by_layer(tiny_llama: Callable[..., n
 def test_a_layer_whose_rotary_module_is_not_found_is_refused(
     tiny_llama: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vqx.host.rotaries.rope_of", lambda model, number: None)
+    monkeypatch.setattr("vqx.host.rotaries.ropes_of", lambda model, number: [])
     with pytest.raises(ValueError, match=r"keys of layer 0 of mlx_lm.models.llama.*'absolute'"):
         make_cache(tiny_llama(), "toy", budget=8, positions="compact")
 
@@ -271,6 +271,6 @@ def test_a_module_that_turns_otherwise_than_the_model_is_refused(
     tiny_llama: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = nn.RoPE(16, base=77.0)
-    monkeypatch.setattr("vqx.host.rotaries.rope_of", lambda model, number: other)
+    monkeypatch.setattr("vqx.host.rotaries.ropes_of", lambda model, number: [other])
     with pytest.raises(ValueError, match=r"no rotary module was found that turns the keys of layer 0"):
         make_cache(tiny_llama(), "toy", budget=8, positions="compact")

@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from vqx.build import chain_of, split_options
 from vqx.host.caches import make_cache
-from vqx.host.rotaries import rope_of
+from vqx.host.rotaries import ropes_of
 
 
 class KVCacheConfig:
@@ -52,7 +52,7 @@ class KVCacheBuilder:
         The list serves one conversation: ``model.make_cache = lambda *_a, **_k: caches`` hands the same
         caches to every call, so build a new list (or use :func:`vqx.attach`) for the next one.
         """
-        base = getattr(rope_of(model, 0), "base", None)
+        base = next((rope.base for rope in ropes_of(model, 0) if hasattr(rope, "base")), None)
         if config.rope_base is not None and base is not None and config.rope_base != base:
             warnings.warn(
                 f"rope_base={config.rope_base:g} is not used, and differs from the model's {base:g}:"

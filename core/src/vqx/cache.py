@@ -4,6 +4,7 @@ Nothing is evicted inside a forward. What is pending is settled at the start of 
 then stand before new rows, so every causal mask the host makes is right as it is.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -23,10 +24,17 @@ class EvictingCache:
         options: where queries come from, when and how rows go; ``options.queries`` must be set.
         rotary: the model's rotary embedding, for compact positions.
         number: the layer's number, for messages.
+        updated: called once new rows are there, with the cache.
     """
 
     def __init__(
-        self, method: Method, options: Options, *, rotary: Rotary | None = None, number: int = 0
+        self,
+        method: Method,
+        options: Options,
+        *,
+        rotary: Rotary | None = None,
+        number: int = 0,
+        updated: Callable[["EvictingCache"], None] | None = None,
     ) -> None:
         if options.queries is None:
             raise ValueError("queries=None: a single cache needs 'model', 'keys' or 'centred-keys'")
@@ -42,6 +50,7 @@ class EvictingCache:
             )
         self.plan = Plan(method, options, rotary)
         self.number = number
+        self.updated = updated
         self.layer: Layer | None = None
         self.unseen = ""  # why the queries of the last forward could not be used; empty where they were
         self._nan: mx.array | None = None
@@ -75,6 +84,8 @@ class EvictingCache:
         self.unseen = "computes attention by itself" if watching and queries_of_model else ""
         if keys.shape[2] > 1:
             self._nan = mx.any(mx.isnan(keys))
+        if self.updated is not None:
+            self.updated(self)
         return self.keys_and_values()
 
     def observe(
@@ -105,9 +116,9 @@ class EvictingCache:
         if held.shape[1] not in (1, keys.shape[1]):
             self.unseen = f"reads keys of {keys.shape[1]} heads that it makes from the {held.shape[1]} held"
         elif logits and method.scorer.note is not None:
-            self.unseen = "makes its keys from the rows held, which this method cannot follow"
+            self.unseen = "attends as the rows held alone cannot repeat, which this method needs"
         elif logits and self.plan.options.cadence == "token":
-            self.unseen = "makes its keys from the rows held, which cadence='token' cannot follow"
+            self.unseen = "attends as the rows held alone cannot repeat, which cadence='token' needs"
         else:
             batch, _, length, width = queries.shape
             grouped = queries.reshape(batch, held.shape[1], -1, length, width)

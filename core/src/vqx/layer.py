@@ -273,6 +273,7 @@ def _latest(plan: Plan, layer: Layer) -> Block | None:
         position=layer.rows.position,
         start=layer.tokens_seen - count,
         scale=seen.scale,
+        mask=None if seen.logits else "causal",  # what a query did not see is hidden in its logits
         sinks=seen.sinks,
     )
 

@@ -11,7 +11,7 @@ from vqx.build import chain_of, methods_for, split_options
 from vqx.cache import EvictingCache
 from vqx.host.rotaries import rotaries
 from vqx.host.trial import check_budgets, hidden_queries
-from vqx.host.watching import watch_attention
+from vqx.host.watching import expect, watch_arithmetic, watch_attention
 from vqx.options import Options, Queries
 from vqx.positions import Rotary
 from vqx.spec import LayerInfo
@@ -89,13 +89,16 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
         def fresh() -> list[Any]:
             caches = own_caches(model)
             for number, method, options, rotary in zip(evicting, methods, each, turning, strict=True):
-                caches[number] = EvictingCache(method, options, rotary=rotary, number=number)
+                caches[number] = EvictingCache(method, options, rotary=rotary, number=number, updated=expect)
             return caches
 
         return fresh
 
     fresh = factory([run.queries or "model"] * len(evicting))
     hidden = hidden_queries(model, fresh)
+    if hidden:  # attention that is written out is seen otherwise, at a price that others need not pay
+        watch_arithmetic(model)
+        hidden = hidden_queries(model, fresh)
     if hidden:
         _say_hidden(model, hidden, whole=len(hidden) == len(evicting), asked=run.queries is not None)
         fresh = factory(["centred-keys" if number in hidden else "model" for number in evicting])

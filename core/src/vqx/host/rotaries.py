@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from vqx.positions import Rotary, rotary_of
 
@@ -56,44 +57,51 @@ def _noted(model: nn.Module, caches: list[Any], evicting: list[int], offset: int
     for number, cache in enumerate(caches):
         if number in evicting:
             notes[number] = caches[number] = _Noting(offset)
-        elif hasattr(cache, "update_and_fetch") and hasattr(cache, "offset"):
+        elif type(cache) in (KVCache, RotatingKVCache):
             caches[number] = _Noting(others)
     model(mx.array([[1]]), cache=caches)
     return notes
 
 
 def _rotary(model: nn.Module, number: int, near: _Noting, far: _Noting, alone: _Noting) -> Rotary:
-    if not mx.array_equal(far.keys, alone.keys):
+    name = f"layer {number} of {type(model).__module__}"
+    if not _same(far.keys, alone.keys):
         raise ValueError(
-            f"positions='compact': layer {number} of {type(model).__module__} asks another layer's cache"
-            " where it stands; use positions='absolute'"
+            f"positions='compact': {name} asks another layer's cache where it stands;"
+            " use positions='absolute'"
         )
-    if not mx.array_equal(near.values, far.values):
+    if not _same(near.values, far.values):
         raise ValueError(
-            f"positions='compact': layer {number} of {type(model).__module__} keeps rotated rows among its"
-            " values, which are not turned again; use positions='absolute'"
+            f"positions='compact': {name} makes values that change with their position, and only keys are"
+            " turned; use positions='absolute'"
         )
     width = near.keys.shape[-1]
-    tolerance = (1e-3 if near.keys.dtype == mx.float32 else 2e-2) * mx.abs(near.keys).max()
     if mx.array_equal(near.keys, far.keys):
         return rotary_of(lambda x, offset: x, width)
-    rope = rope_of(model, number)
-    if rope is not None:
-        rotary = rotary_of(rope, width)
-        turned = rotary.turn(near.keys, mx.full(near.keys.shape[:3], FAR, mx.int32))
-        if mx.all(mx.abs(turned - far.keys) <= tolerance):
+    refused: ValueError | None = None
+    for rope in ropes_of(model, number):
+        try:
+            rotary = rotary_of(rope, width)
+        except ValueError as error:
+            refused = error
+            continue
+        if _same(rotary.turn(near.keys, mx.full(near.keys.shape[:3], FAR, mx.int32)), far.keys):
             return rotary
-    raise ValueError(
-        f"positions='compact': no rotary module was found that turns the keys of layer {number} of"
-        f" {type(model).__module__} as the model does; use positions='absolute'"
+    raise refused or ValueError(
+        f"positions='compact': no rotary module was found that turns the keys of {name} as the model does;"
+        " use positions='absolute'"
     )
 
 
-def rope_of(model: nn.Module, number: int) -> Any:
-    """The rotary module of a layer's attention; None where none is found."""
+def _same(one: mx.array, other: mx.array) -> bool:
+    """But for rounding: a layer's input may depend on positions by as much."""
+    tolerance = (1e-3 if one.dtype == mx.float32 else 2e-2) * mx.abs(one).max()
+    return bool(mx.all(mx.abs(one - other) <= tolerance).item())
+
+
+def ropes_of(model: nn.Module, number: int) -> list[Any]:
+    """What may be the rotary module of a layer: a model's keys tell whether it is."""
     layers = getattr(model, "layers", [])
-    for _, part in layers[number].named_modules() if number < len(layers) else ():
-        rope = getattr(part, "rope", None)
-        if callable(rope) and hasattr(part, "k_proj"):
-            return rope
-    return None
+    parts = [part for _, part in layers[number].named_modules()] if number < len(layers) else []
+    found = [getattr(part, name, None) for part in parts for name in ("rope", "rotary_emb")]
+    return [rope for rope in found if callable(rope)]

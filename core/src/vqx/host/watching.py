@@ -1,11 +1,15 @@
-"""The attention hook: let a cache see the model's own queries.
+"""The attention hooks: let a cache see the model's own queries.
 
 ``mlx_lm.models.base.scaled_dot_product_attention`` is handed the cache; replacing that name in the module
 of a model's attention shows the true queries, scale, mask and learned sinks. Other caches pass through.
+Where a model writes its attention out, the two functions of ``mlx.core`` in which attention ends show the
+cache that was updated last what they are handed.
 """
 
 import functools
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -18,24 +22,54 @@ from vqx.cache import EvictingCache
 
 NAME = "scaled_dot_product_attention"
 
+_last = threading.local()
 
-def watch_attention(model: nn.Module) -> bool:
-    """Install the hook in the modules of the model's classes; False where there is nothing to hook."""
-    found = False
-    for module in _modules_of(model):
+
+def watch_attention(model: nn.Module) -> None:
+    """Install the hook in the modules of the model's classes."""
+    for module in modules_of(model):
         attend = getattr(module, NAME, None)
-        if attend is None:
-            continue
-        found = True
-        if not getattr(attend, "shows_queries_to_vqx", False):
+        if attend is not None and not getattr(attend, "shows_queries_to_vqx", False):
             setattr(module, NAME, _watched(attend))
-    return found
 
 
-def _modules_of(model: nn.Module) -> list[ModuleType]:
-    """The Python modules in which the model's classes are defined, mlx-lm's base itself left out."""
+def watch_arithmetic(model: nn.Module) -> None:
+    """Let the modules of the model's classes use an ``mx`` whose attention and softmax show what they get."""
+    for module in modules_of(model):
+        if getattr(module, "mx", None) is mx:
+            fast = Shown(mx.fast, scaled_dot_product_attention=_attention)
+            module.mx = Shown(mx, fast=fast, softmax=_softmax)  # type: ignore[attr-defined]
+
+
+def modules_of(model: nn.Module) -> list[ModuleType]:
+    """The Python modules in which the model's classes are defined, mlx-lm's base and mlx's own left out."""
     names = {type(part).__module__ for _, part in model.named_modules()}
-    return [sys.modules[name] for name in sorted(names) if name in sys.modules and name != base.__name__]
+    names = {name for name in names if name != base.__name__ and not name.startswith("mlx.")}
+    return [sys.modules[name] for name in sorted(names) if name in sys.modules]
+
+
+def expect(cache: EvictingCache) -> None:
+    """From its update on, the attention that a model writes out is this cache's."""
+    _last.cache = weakref.ref(cache)
+
+
+def expected(length: int, rows: int) -> EvictingCache | None:
+    """The cache updated last in this thread, if it waits for ``length`` queries over so many rows."""
+    found = _last.cache() if hasattr(_last, "cache") else None
+    if found is None or not found.unseen or found.layer is None:
+        return None
+    return found if (found.layer.last, found.size()) == (length, rows) else None
+
+
+class Shown:
+    """A module with some of its names replaced."""
+
+    def __init__(self, module: Any, **replaced: Any) -> None:
+        self.__dict__.update(replaced)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -55,3 +89,22 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
     attention.shows_queries_to_vqx = True  # type: ignore[attr-defined]
     return attention
+
+
+def _attention(
+    q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any = None, sinks: Any = None, **more: Any
+) -> mx.array:
+    cache = expected(q.shape[2], k.shape[2])
+    if cache is not None:
+        cache.observe(q, k, scale, mask, sinks)
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks, **more)
+
+
+def _softmax(a: mx.array, *arguments: Any, **options: Any) -> mx.array:
+    cache = expected(*a.shape[-2:]) if a.ndim >= 4 else None
+    if cache is not None:
+        # scaled, capped and masked already: queries and keys have nothing to add to these numbers
+        logits = a.reshape(a.shape[0], -1, *a.shape[-2:])
+        queries, keys = mx.zeros((*logits.shape[:3], 1)), mx.zeros((*cache.position.shape, 1))
+        cache.observe(queries, keys, 1.0, logits, None)
+    return mx.softmax(a, *arguments, **options)
