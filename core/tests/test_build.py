@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,17 @@ def test_a_method_that_sets_budgets_itself_takes_no_list_of_them() -> None:
         methods_for((spec,), {"budget": [8, 8, 8]}, LAYERS)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bare:
+    """A budget and nothing else."""
+
+    budget: int
+
+
+def flat(config: Bare, layers: Sequence[LayerInfo]) -> list[Method]:
+    return [Method(Scorer(score=lambda held: 0.0), config.budget)] * len(layers)
+
+
 def more_sinks(config: HalfRecent, layers: Sequence[LayerInfo], methods: Sequence[Method]) -> list[Method]:
     return [method._replace(n_sink=method.n_sink + 1) for method in methods]
 
@@ -144,6 +155,26 @@ def test_wrappers_are_built_from_the_inside_out(outer: Registry) -> None:
     assert [(m.budget, m.n_sink, m.recent) for m in methods_for(chain, own, LAYERS)] == [(8, 3, 3)] * 3
     with pytest.raises(ValueError, match=re.escape("outer(toy) has no option 'sinks'")):
         split_options(chain_of("outer(toy)"), {"sinks": 1})
+
+
+def test_what_matters_alone_is_no_option_of_a_wrapper_but_of_what_it_wraps(
+    outer: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(outer.load("outer"), alone=("recent",))
+    bare = MethodSpec(name="bare", summary="-", paper="-", config=Bare, build=flat)
+    load = outer.load
+    known = {"outer": spec, "bare": bare}
+    monkeypatch.setattr(outer, "load", lambda name: known.get(name) or load(name))
+    for name in ("outer", "outer(toy)", "outer(outer)"):
+        assert split_options(chain_of(name), {"recent": 3})[0] == {"recent": 3}
+    with pytest.raises(ValueError, match=re.escape("outer(bare) has no option 'recent'")):
+        split_options(chain_of("outer(bare)"), {"recent": 3})
+    seen = []
+    monkeypatch.setitem(
+        known, "outer", replace(spec, wrap=lambda config, layers, inner: seen.append(config.recent) or inner)
+    )
+    methods_for(chain_of("outer(toy)"), {"budget": 8, "n_sink": 1, "recent": 3}, LAYERS)
+    assert seen == [4], "the wrapper's own default, not what was meant for the method inside"
 
 
 @pytest.mark.parametrize("name", ["outer(toy", "outer toy)", "outer()", "(toy)", "outer(toy))", ""])

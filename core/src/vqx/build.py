@@ -42,7 +42,8 @@ def split_options(chain: Chain, given: Mapping[str, object]) -> tuple[dict[str, 
     Raises:
         ValueError: an option that neither knows, with the nearest right one.
     """
-    own = {field.name for spec in chain for field in fields(spec.config)}
+    *wrappers, base = chain
+    own = _options(base).union(*(_options(spec, around=True) for spec in wrappers))
     engine = {field.name for field in fields(Options)}
     unknown = sorted(set(given) - own - engine)
     if unknown:
@@ -87,13 +88,18 @@ def _built(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) ->
     methods = list(base.build(_config(base, own), layers))
     for spec in reversed(wrappers):
         if spec.wrap is not None:
-            methods = list(spec.wrap(_config(spec, own), layers, methods))
+            methods = list(spec.wrap(_config(spec, own, around=True), layers, methods))
     return methods
 
 
-def _config(spec: MethodSpec, own: Mapping[str, Any]) -> Any:
-    known = {field.name for field in fields(spec.config)}
+def _config(spec: MethodSpec, own: Mapping[str, Any], *, around: bool = False) -> Any:
+    known = _options(spec, around=around)
     return spec.config(**{name: value for name, value in own.items() if name in known})
+
+
+def _options(spec: MethodSpec, *, around: bool = False) -> set[str]:
+    """The options that a method has, alone or around another."""
+    return {field.name for field in fields(spec.config)} - set(spec.alone if around else ())
 
 
 def _label(chain: Chain) -> str:

@@ -38,6 +38,8 @@ class MethodSpec:
     """(config, layers) -> one method per layer."""
     wrap: Callable[[Any, Sequence[LayerInfo], Sequence[Method]], Sequence[Method]] | None = None
     """(config, layers, one method per layer) -> the same, wrapped: what ``name(other)`` asks for."""
+    alone: Sequence[str] = ()
+    """Options that mean nothing around another method, and are refused there unless that method has them."""
     adapted: Mapping[str, object] = field(default_factory=dict)
     """Defaults of the adapted system, for the façade (``KVCacheConfig``)."""
     protocol: int = PROTOCOL
