@@ -158,6 +158,13 @@ NEIGHBOURS = [
     ("gaussian", Setting("l2norm", {"skip": 0}), Setting("knorm", {"skip": 1})),
     ("gaussian", Setting("l2norm", {"skip": 0}), Setting("keydiff", {})),
     ("gaussian", Setting("sliding-window", {"n_sink": 0}), Setting("sink", {"n_sink": 1})),
+    (
+        "gaussian",
+        Setting("chunkkv", {"window": 4, "chunk": 2}),
+        Setting("snapkv", {"window": 4, "pool": None}),
+    ),
+    ("gaussian", Setting("chunkkv(h2o)", {"chunk": 2}), Setting("h2o", {})),
+    ("gaussian", Setting("chunkkv(h2o)", {"chunk": 2}), Setting("chunkkv", {"window": 5, "chunk": 2})),
     ("gaussian", Setting("snapkv", {"window": 1, "kernel": 3}), Setting("tova", {"heads": "each"})),
     ("gaussian", Setting("snapkv", {"window": 2, "pool": None}), Setting("tova", {"heads": "each"})),
     ("gaussian", Setting("snapkv", {"window": 3, "kernel": 3}), Setting("morphkv", {"window": 3})),
