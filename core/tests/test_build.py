@@ -169,12 +169,6 @@ def test_what_matters_alone_is_no_option_of_a_wrapper_but_of_what_it_wraps(
         assert split_options(chain_of(name), {"recent": 3})[0] == {"recent": 3}
     with pytest.raises(ValueError, match=re.escape("outer(bare) has no option 'recent'")):
         split_options(chain_of("outer(bare)"), {"recent": 3})
-    seen = []
-    monkeypatch.setitem(
-        known, "outer", replace(spec, wrap=lambda config, layers, inner: seen.append(config.recent) or inner)
-    )
-    methods_for(chain_of("outer(toy)"), {"budget": 8, "n_sink": 1, "recent": 3}, LAYERS)
-    assert seen == [4], "the wrapper's own default, not what was meant for the method inside"
 
 
 @pytest.mark.parametrize("name", ["outer(toy", "outer toy)", "outer()", "(toy)", "outer(toy))", ""])

@@ -88,12 +88,12 @@ def _built(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) ->
     methods = list(base.build(_config(base, own), layers))
     for spec in reversed(wrappers):
         if spec.wrap is not None:
-            methods = list(spec.wrap(_config(spec, own, around=True), layers, methods))
+            methods = list(spec.wrap(_config(spec, own), layers, methods))
     return methods
 
 
-def _config(spec: MethodSpec, own: Mapping[str, Any], *, around: bool = False) -> Any:
-    known = _options(spec, around=around)
+def _config(spec: MethodSpec, own: Mapping[str, Any]) -> Any:
+    known = _options(spec)
     return spec.config(**{name: value for name, value in own.items() if name in known})
 
 
