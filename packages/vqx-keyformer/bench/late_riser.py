@@ -26,8 +26,8 @@ import vqx  # isort: split
 import matplotlib.pyplot as plt
 import mlx.core as mx
 import numpy as np
+from vqx import planted
 from vqx.stream import advance
-from vqx.testing import planted
 from vqx_keyformer import keyformer_update_batched
 
 LENGTHS, BUDGETS = (256, 512), (32, 64)

@@ -10,8 +10,8 @@ import vqx  # isort: split
 import mlx.core as mx
 import numpy as np
 import pytest
+from vqx import planted
 from vqx.stream import advance
-from vqx.testing import planted
 from vqx_keyformer import keyformer_update_batched
 
 SEEDS, LENGTH, BUDGET, N_SINK = 64, 256, 32, 4

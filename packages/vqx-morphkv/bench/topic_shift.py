@@ -25,7 +25,8 @@ import vqx  # isort: split
 import matplotlib.pyplot as plt
 import mlx.core as mx
 import numpy as np
-from vqx.testing import Stream, forward, planted, remaining
+from vqx import planted
+from vqx.testing import Stream, forward, remaining
 from vqx_morphkv import MorphKVConfig, morphkv_update_batched
 from vqx_morphkv.method import morphkv
 

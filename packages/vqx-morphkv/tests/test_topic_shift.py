@@ -10,7 +10,8 @@ import vqx  # isort: split
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx.testing import Stream, forward, planted, remaining
+from vqx import planted
+from vqx.testing import Stream, forward, remaining
 from vqx_morphkv import MorphKVConfig, morphkv_update_batched
 from vqx_morphkv.method import morphkv
 

@@ -12,7 +12,7 @@ from vqx.build import chain_of, split_options
 from vqx.host.caches import cache_factory, own_caches
 from vqx.host.models import rotating_caches
 
-from vqx_eval.reading import Advance, CacheReading, Reading
+from vqx_eval.reading import Advance, CacheReading
 from vqx_eval.samples import Protocol
 
 FULL = "full cache"
@@ -27,7 +27,8 @@ class Candidate(NamedTuple):
     label: str
     budget: int | None  # None keeps everything
     options: Mapping[str, Any]
-    start: Callable[[], Reading]
+    start: Callable[[], Any]
+    """Begins a batch: a :class:`Reading`; without a model, one layer's cache."""
 
 
 def settings(texts: Sequence[str]) -> list[Setting]:

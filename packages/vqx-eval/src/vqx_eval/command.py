@@ -1,44 +1,46 @@
 """``vqx eval``: its options, its progress, and what it leaves behind."""
 
 import json
-import platform
 from collections.abc import Callable
-from datetime import date
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import click
-import mlx.core as mx
 import vqx
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from vqx.host.models import EMBEDDED, load_model
+from vqx.host.models import EMBEDDED
 
-from vqx_eval.candidates import Engine, check, settings
+from vqx_eval.candidates import check, settings
 from vqx_eval.report import report
-from vqx_eval.run import Plan, jobs, run
+from vqx_eval.run import jobs, run
+from vqx_eval.setup import bases, circumstances, prepare, tasks_named
 from vqx_eval.store import open_store
 from vqx_eval.summary import tables
-from vqx_eval.task import Task, Wanted
-from vqx_eval.tasks import load_tasks
-from vqx_eval.texts import load_texts
+from vqx_eval.task import TASKS
 
-TASKS = ("continuation", "passkey")
+WIDTH = 120
+"""Columns for tables; a narrower terminal wraps lines rather than cutting names short."""
+DEFAULT = "continuation,passkey"
 HELP = {
     "model": "A folder or repository that mlx_lm.load takes; 'embedded' is SmolLM2-135M out of a wheel.",
     "methods": "Methods with their options: 'h2o h2o:decay=0.98,recent=32 tova'. Default: all installed.",
-    "budgets": "Rows kept per layer, e.g. 128,256,512.",
-    "tasks": "Tasks, or 'all'.",
+    "budgets": "Rows kept per layer: 128,256,512.",
+    "tasks": "Tasks, their groups (fidelity, retrieval, generation, model-free) or 'all'; see --list.",
     "texts": "UTF-8 files, or folders of them, that texts are taken from (may be given again).",
     "samples": "Samples per task and length.",
-    "prompt-tokens": "Lengths of the contexts, e.g. 512,1024.",
-    "answer-tokens": "Tokens that are forced or written after the prompt, where the task leaves it open.",
+    "prompt-tokens": "Lengths of the contexts: 512,1024.",
+    "answer-tokens": "Tokens of a text that are forced after its prompt.",
+    "write-tokens": "Tokens that the model writes by itself (long-generation).",
+    "stream-tokens": "Tokens of a stream. Default: half more than the model was trained for, at most 16,384.",
     "half": "Choose settings on one half of the samples, report them on the other.",
     "out": "Folder for pieces.jsonl (a run started again goes on there), report.md and report.json.",
     "plugin": "Import this module's methods without its being installed (for a checkout).",
+    "batch": "Samples read at once.",
+    "chunk": "Tokens of a prompt read at once.",
+    "seed": "Draws what is hidden and where.",
 }
 
 
@@ -50,117 +52,76 @@ def _option(name: str, **rest: Any) -> Callable[[Any], Any]:
 @_option("model", default=EMBEDDED)
 @_option("methods", multiple=True)
 @_option("budgets", default="256")
-@_option("tasks", default=",".join(TASKS))
+@_option("tasks", default=DEFAULT)
 @_option("texts", multiple=True, type=click.Path(exists=True, path_type=Path))
 @_option("samples", default=16)
 @_option("prompt-tokens", default="1024")
 @_option("answer-tokens", default=128)
+@_option("write-tokens", default=512)
+@_option("stream-tokens", type=int)
 @_option("half", default="all", type=click.Choice(["tune", "report", "all"]))
 @_option("out", type=click.Path(file_okay=False, path_type=Path))
 @_option("plugin", multiple=True)
-@click.option("--batch", default=16, show_default=True, help="Samples read at once.")
-@click.option("--chunk", default=512, show_default=True, help="Tokens of a prompt read at once.")
-@click.option("--seed", default=0, show_default=True, help="Draws what is hidden and where.")
+@_option("batch", default=16)
+@_option("chunk", default=512)
+@_option("seed", default=0)
+@click.option("--plots", is_flag=True, help="Draw pictures into --out (needs vqx-eval[plots]).")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@click.option("--list", "listed", is_flag=True, help="List the tasks and stop.")
 def command(**given: Any) -> None:
     """Measure what evicting methods cost on a model: a table for each task, losses beside wins.
 
     Beside the methods asked for stand the full cache, streaming-llm and mlx-lm's rotating cache.
     """
     try:
+        if given["listed"]:
+            for task in tasks_named("all"):
+                click.echo(f"{task.group:12}{task.name:18}{task.summary}")
+            return
         _command(**given)
     except (ValueError, ModuleNotFoundError, vqx.PluginError) as error:
         raise click.ClickException(str(error)) from error
 
 
-def _command(*, model: str, out: Path | None, as_json: bool, **given: Any) -> None:
+def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> None:
     for module in given["plugin"]:
         vqx.register(import_module(module))
-    asked = settings(given["methods"]) if given["methods"] else settings(_bases())
+    asked = settings(given["methods"]) if given["methods"] else bases()
     for setting in asked:
         check(setting)
-    known = load_tasks()
-    tasks = _tasks(known, given["tasks"])
-    texts = load_texts(list(given["texts"]))
-    console = Console(stderr=True)
-    loaded, tokenizer = load_model(model)
-    wanted = [
-        Wanted(
-            encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
-            prefix=list(tokenizer.encode("")),
-            texts=texts,
-            samples=given["samples"],
-            length=length,
-            answer=given["answer_tokens"],
-            seed=given["seed"],
-        )
-        for length in _numbers("prompt-tokens", given["prompt_tokens"])
-    ]
-    plan = Plan(
-        model=model,
-        tasks=tasks,
-        settings=asked,
-        budgets=_numbers("budgets", given["budgets"]),
-        wanted=wanted,
-        batch=given["batch"],
-        half=None if given["half"] == "all" else given["half"],
-    )
+    if plots and out is None:
+        raise ValueError("--plots draws into a folder: say which with --out")
+    draw = _drawing() if plots else None
+    plan, engine = prepare(asked, maps=plots, **given)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        engine = Engine(loaded, given["chunk"])
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         todo = list(jobs(plan, engine))
         bar = progress.add_task("", total=sum(len(job.candidates) for job in todo))
-        pieces = run(
-            todo,
-            open_store(out),
-            begin=lambda title, done: progress.update(bar, description=title, completed=done),
-        )
-    found = tables(pieces, known)
-    text = report(found, _about(plan, given, texts))
+
+        def begin(title: str, done: int) -> None:
+            progress.update(bar, description=title, completed=done)
+
+        pieces = run(todo, open_store(out), begin=begin)
+    found = tables(pieces, TASKS)
+    text = report(found, circumstances(plan, given))
     if out is not None:
-        (out / "report.md").write_text(text, encoding="utf-8")
         (out / "report.json").write_text(json.dumps(pieces, indent=1) + "\n", encoding="utf-8")
+        if draw is not None:
+            pictures = draw(found, pieces, out)
+            text += "\n".join(["## Pictures", "", *(f"![{file.stem}]({file.name})\n" for file in pictures)])
+        (out / "report.md").write_text(text, encoding="utf-8")
     if as_json:
         click.echo(json.dumps(pieces, indent=1))
     else:
-        Console().print(Markdown(text))
+        console = Console()
+        console.width = max(console.width, WIDTH)
+        console.print(Markdown(text))
 
 
-def _about(plan: Plan, given: dict[str, Any], texts: dict[str, str]) -> dict[str, object]:
-    return {
-        "model": plan.model,
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()} {platform.system()}, {mx.default_device()}",
-        "versions": ", ".join(f"{name} {_version(name)}" for name in ("vqx", "vqx-eval", "mlx", "mlx-lm")),
-        "texts": ", ".join(texts),
-        "reading": f"prompts in chunks of {given['chunk']}, answers token by token; with the question in the"
-        " prompt, methods cut once, after it, unless their prompt option says otherwise",
-        "half": given["half"],
-    }
-
-
-def _bases() -> list[str]:
-    """Every method installed that needs no other inside it."""
-    return [name for name in vqx.names() if vqx.load(name).wrap is None]
-
-
-def _tasks(known: dict[str, Task], asked: str) -> list[Task]:
-    names = list(known) if asked == "all" else asked.replace(",", " ").split()
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"no task {unknown[0]!r}; there are: {', '.join(known)}")
-    return [known[name] for name in names]
-
-
-def _numbers(name: str, text: str) -> list[int]:
+def _drawing() -> Callable[..., list[Path]]:
     try:
-        return [int(number) for number in text.replace(",", " ").split()]
-    except ValueError:
-        raise ValueError(f"--{name} {text!r}: give whole numbers, e.g. 256,512") from None
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "from source"
+        return import_module("vqx_eval.plots").draw  # type: ignore[no-any-return]
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise ValueError("--plots needs matplotlib: pip install 'vqx-eval[plots]'") from error

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from vqx_eval.invented import invented
+from vqx_eval.samples import Half, Sample
 from vqx_eval.task import Wanted
+from vqx_eval.texts import paragraphs
 
 FILLER = (
     "The grass is green.",
@@ -17,6 +20,8 @@ FILLER = (
     "There and back again.",
 )
 
+DEPTHS = 5
+
 
 class Hidden(NamedTuple):
     """Token numbers of a context with what was hidden, the question and the answer."""
@@ -24,6 +29,12 @@ class Hidden(NamedTuple):
     context: list[int]
     question: list[int]
     answer: list[int]
+    places: list[tuple[int, int]]  # first and last + 1 token of each fact, in their given order
+
+    def sample(self, task: str, number: int, half: Half, **marks: Any) -> Sample:
+        """A sample of it; where the facts stand is noted with the other marks."""
+        marks = {"length": len(self.context), **marks, "places": self.places}
+        return Sample(task, number, half, self.context, self.question, self.answer, marks)
 
 
 def hide(
@@ -58,16 +69,19 @@ def hide(
         )
     sentences = _cut(hay, wanted.encode, room)
     ends = [0, *accumulate(map(len, sentences))]
-    places: list[list[int]] = [[] for _ in ends]  # needles before each sentence, and after the last
-    for depth, ids in needles:
+    before: list[list[int]] = [[] for _ in ends]  # needles before each sentence, and after the last
+    for number, (depth, _) in enumerate(needles):
         nearest = min(range(len(ends)), key=lambda place: abs(ends[place] - depth * room))
-        places[nearest] += ids
-    body = [
-        token
-        for before, sentence in zip(places, [*sentences, []], strict=True)
-        for token in before + sentence
-    ]
-    return Hidden([*start, *body], *split_answer(wanted.encode, question, answer))
+        before[nearest].append(number)
+    context, places = start, dict[int, tuple[int, int]]()
+    for here, sentence in zip(before, [*sentences, []], strict=True):
+        for number in here:
+            ids = needles[number][1]
+            places[number] = (len(context), len(context) + len(ids))
+            context = context + ids
+        context = context + sentence
+    found = [places[number] for number in range(len(needles))]
+    return Hidden(context, *split_answer(wanted.encode, question, answer), found)
 
 
 def split_answer(
@@ -93,18 +107,26 @@ def filler() -> Iterator[str]:
 
 
 def prose(wanted: Wanted, draw: np.random.Generator) -> Iterator[str]:
-    """Paragraphs of all the texts in a drawn order, so that domains are mixed; then again."""
-    paragraphs = [
-        part for text in wanted.texts.values() for part in re.split(r"\n\s*\n", text) if part.strip()
-    ]
-    while True:
-        for number in draw.permutation(len(paragraphs)):
-            yield from re.split(r"(?<=[.!?])\s+", paragraphs[number].strip())
+    """Paragraphs of all the texts in a drawn order, so that domains are mixed; then sentences without end."""
+    parts = paragraphs(wanted.texts)
+    for number in draw.permutation(len(parts)):
+        yield from re.split(r"(?<=[.!?])\s+", parts[number].strip())
+    yield from invented(draw)
 
 
-def depths(number: int, steps: int = 5) -> float:
-    """Depths 0 to 1 in turn."""
-    return (number % steps) / max(steps - 1, 1)
+def depth_of(number: int) -> float:
+    """Depths 0, 0.25, 0.5, 0.75 and 1 in turn."""
+    return (number % DEPTHS) / (DEPTHS - 1)
+
+
+def spaced(count: int, first: float) -> list[float]:
+    """As many depths, spread over the whole text from ``first`` on, and around."""
+    return [(first + number / count) % 1.0001 for number in range(count)]
+
+
+def digits(draw: np.random.Generator, count: int = 5) -> str:
+    """A number that does not begin with 0."""
+    return "".join(map(str, [draw.integers(1, 10), *draw.integers(0, 10, count - 1)]))
 
 
 def even(words: Iterable[str], encode: Callable[[str], list[int]]) -> list[str]:

@@ -25,7 +25,8 @@ def report(tables: Sequence[Table], about: Mapping[str, object]) -> str:
 
 def title(table: Table) -> str:
     """``passkey at 1,024 tokens, question in the prompt``."""
-    return f"{table.task.name} at {table.length:,} tokens{PROTOCOL[table.protocol]}"
+    at = f" at {table.length:,} tokens" if table.length else ""
+    return f"{table.task.name}{at}{PROTOCOL[table.protocol]}"
 
 
 def verdicts(tables: Sequence[Table]) -> Iterator[str]:

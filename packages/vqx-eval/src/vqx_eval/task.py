@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from vqx import Setting
+
 from vqx_eval.candidates import Candidate
 from vqx_eval.forced import Forced, forced
 from vqx_eval.samples import Batch, Protocol, Sample
@@ -30,6 +32,10 @@ class Wanted(NamedTuple):
     samples: int
     length: int  # of a context, in tokens
     answer: int = 128  # tokens that are forced or written where the task leaves it open
+    written: int = 512  # tokens that the model writes by itself
+    stream: int = 4096  # tokens of a stream
+    trained: int | None = None  # the greatest length the model was trained for
+    never: Sequence[int] = ()  # tokens that end a text, which a text that must go on never takes
     seed: int = 0
 
 
@@ -49,6 +55,8 @@ class Reference:
 
 
 Make: TypeAlias = Callable[[Wanted], list[Sample]]
+Variants: TypeAlias = Callable[[Setting], list[Setting]]
+Group: TypeAlias = Literal["fidelity", "retrieval", "generation", "model-free"]
 Measure: TypeAlias = Callable[[Candidate, Batch, Reference], list[Figures]]
 
 
@@ -56,27 +64,36 @@ class Task(NamedTuple):
     """Samples, how a candidate does on a batch of them, and the figures; the first figure decides."""
 
     name: str
+    group: Group
     summary: str
     make: Make
     measure: Measure
     figures: tuple[Figure, ...]
-    protocols: tuple[Protocol, ...] = ("plain",)
+    protocols: tuple[Protocol, ...]
+    variants: Variants  # the settings that one asked for is run with
 
 
 TASKS: dict[str, Task] = {}
 
 
+def as_given(setting: Setting) -> list[Setting]:
+    """A method runs once, with the settings asked for."""
+    return [setting]
+
+
 def task(
     name: str,
+    group: Group,
     measure: Measure,
     figures: tuple[Figure, ...],
     protocols: tuple[Protocol, ...] = ("plain",),
+    variants: Variants = as_given,
 ) -> Callable[[Make], Make]:
     """Declare a task; the function makes its samples, the first line of its docstring is the summary."""
 
     def declare(make: Make) -> Make:
         summary = (make.__doc__ or "").strip().split("\n")[0]
-        TASKS[name] = Task(name, summary, make, measure, figures, protocols)
+        TASKS[name] = Task(name, group, summary, make, measure, figures, protocols, variants)
         return make
 
     return declare

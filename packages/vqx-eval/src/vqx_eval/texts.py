@@ -1,9 +1,14 @@
 """Texts to read: the user's own, or those that ship with the package; and windows cut from them."""
 
+import re
+from collections.abc import Mapping
 from importlib.resources import files
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
+import numpy as np
+
+from vqx_eval.invented import invented
 from vqx_eval.samples import Sample, half_of
 from vqx_eval.task import Wanted
 
@@ -62,6 +67,27 @@ def windows(task: str, wanted: Wanted) -> list[Sample]:
         )
         for number, (name, at) in enumerate(chosen)
     ]
+
+
+def endless(task: str, wanted: Wanted, count: int) -> list[Sample]:
+    """Streams of ``wanted.stream`` tokens: the paragraphs of all texts, each once, in a drawn order; where
+    that is not enough, invented sentences go on."""
+    made = []
+    for number in range(count):
+        draw = np.random.default_rng([wanted.seed, 23, number])
+        parts = paragraphs(wanted.texts)
+        ids = [*wanted.prefix, *wanted.encode("\n\n".join(parts[at] for at in draw.permutation(len(parts))))]
+        marks = {"length": wanted.stream, "trained": wanted.trained, "tokens of the texts": len(ids)}
+        more = invented(draw)
+        while len(ids) < wanted.stream:
+            ids += wanted.encode(" " + " ".join(islice(more, 100)))
+        made.append(Sample(task, number, half_of(number), ids[: wanted.stream], [], [], marks))
+    return made
+
+
+def paragraphs(texts: Mapping[str, str]) -> list[str]:
+    """Of all texts, in their order."""
+    return [part for text in texts.values() for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
 def _read(file: Path) -> str:

@@ -36,7 +36,7 @@ FIDELITY = (
 )
 
 
-@task("continuation", measure, FIDELITY)
+@task("continuation", "fidelity", measure, FIDELITY)
 def samples(wanted: Wanted) -> list[Sample]:
     """Text goes on after a prompt: KL to the full cache, agreement with it, loss above it."""
     return windows("continuation", wanted)

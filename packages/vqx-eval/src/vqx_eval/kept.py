@@ -1,0 +1,41 @@
+"""Which rows a cache kept: as figures for a record, and as a map of one sample for a picture."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from vqx import EvictingCache
+from vqx.layer import settle
+
+
+def kept_rows(reading: Any) -> dict[str, int]:
+    """Most rows that a layer keeps, fewest that one evicted, bytes kept; none for other caches."""
+    evicting = [cache for cache in _caches(reading) if isinstance(cache, EvictingCache)]
+    if not evicting:
+        return {}
+    return {
+        "rows": max(cache.tokens_kept for cache in evicting),
+        "evicted": min(cache.tokens_seen - cache.tokens_kept for cache in evicting),
+        "kept_bytes": sum(cache.kept_bytes for cache in evicting),
+    }
+
+
+def kept_map(reading: Any) -> list[str]:
+    """For each layer a digit a token of the batch's first sample: 0 no head kept it, 9 all did."""
+    return [_digits(cache) for cache in _caches(reading) if isinstance(cache, EvictingCache)]
+
+
+def _caches(reading: Any) -> list[Any]:
+    return [reading] if isinstance(reading, EvictingCache) else getattr(reading, "caches", [])
+
+
+def _digits(cache: EvictingCache) -> str:
+    if cache.layer is None:
+        return ""
+    # room for two rows: with room for one, settling names a slot instead of dropping its row
+    position = settle(cache.plan, cache.layer, room=2)[0].rows.position[0]
+    heads = np.array(position.astype(mx.int32))
+    count = np.zeros(cache.tokens_seen)
+    for row in heads:
+        count[row] += 1
+    return "".join(str(int(9 * share)) for share in count / len(heads))
