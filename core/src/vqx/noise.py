@@ -1,0 +1,56 @@
+"""Draws that are frozen: a function of seed, layer, head and position, and of nothing else.
+
+They are drawn on the host in blocks of positions, so they have the same bits on every device, however the
+stream is cut, and whatever heads or sequences stand beside.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
+Law: TypeAlias = Callable[[Doubles], Floats]
+"""Uniform draws in [0, 1) -> draws of another distribution."""
+
+BLOCK = 1024
+"""Positions drawn at once."""
+
+
+def below_one(uniform: Doubles) -> Floats:
+    """The uniform draws themselves, of which none becomes 1 by rounding."""
+    return np.minimum(uniform.astype(np.float32), np.float32(1 - 2**-24))
+
+
+def frozen(
+    seed: int,
+    layer: int,
+    heads: int,
+    start: int,
+    length: int,
+    *,
+    law: Law = below_one,
+    key: tuple[int, ...] = (),
+) -> Floats:
+    """One draw for each head and each position from ``start`` on: ``[H, length]`` float32.
+
+    Draws of another ``key`` are independent: two methods that compose by name share a seed.
+    """
+    first, last = start // BLOCK, (start + length - 1) // BLOCK
+    blocks = [_block(law, seed, layer, heads, number, key) for number in range(first, last + 1)]
+    offset = start - first * BLOCK
+    return np.concatenate(blocks, axis=1)[:, offset : offset + length]
+
+
+def uniform(seeds: Sequence[np.random.SeedSequence], length: int) -> Doubles:
+    """Draws in [0, 1), a row for each seed: ``[len(seeds), length]``."""
+    return np.stack([np.random.Generator(np.random.Philox(seed)).random(length) for seed in seeds])
+
+
+@functools.lru_cache(maxsize=512)
+def _block(law: Law, seed: int, layer: int, heads: int, number: int, key: tuple[int, ...]) -> Floats:
+    seeds = [np.random.SeedSequence([seed, layer, head, number], spawn_key=key) for head in range(heads)]
+    return law(uniform(seeds, BLOCK))
