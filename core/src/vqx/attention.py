@@ -63,6 +63,7 @@ class Block(NamedTuple):
                 sinks = mx.sum(sinks.astype(mx.float32).reshape(logits.shape[1:3]), axis=1)
             logits = mx.sum(logits, axis=2, keepdims=True)
         if old:
+            # of the old rows alone: a learned sink is no row, and takes no share from any query
             hidden = (self.position > self.start + self.length - 1 - old)[:, :, None, None]
             return mx.where(hidden, 0.0, mx.softmax(mx.where(hidden, HIDDEN, logits), axis=-1))
         seen = self._replace(mask=self.mask if causal else None, sinks=sinks)

@@ -82,8 +82,9 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
         if any(method.scorer.reads_queries for method in methods):
             watch_attention(model)
         turning: list[Rotary | None] = [None] * len(evicting)
-        if run.positions == "compact" or any(method.scorer.rotary for method in methods):
-            turning = [*rotaries(model, own_caches, evicting)]
+        compact = run.positions == "compact"
+        if compact or any(method.scorer.rotary for method in methods):
+            turning = [*rotaries(model, own_caches, evicting, compact=compact)]
         each = [Options(**{**engine, "queries": source}) for source in queries]
 
         def fresh() -> list[Any]:

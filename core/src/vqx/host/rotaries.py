@@ -33,8 +33,10 @@ class _Noting:
 Notes = dict[int, _Noting]
 
 
-def rotaries(model: nn.Module, own_caches: Callable[[Any], list[Any]], evicting: list[int]) -> list[Rotary]:
-    """The rotary embedding of every evicting layer, for compact positions.
+def rotaries(
+    model: nn.Module, own_caches: Callable[[Any], list[Any]], evicting: list[int], *, compact: bool
+) -> list[Rotary]:
+    """The rotary embedding of every evicting layer, for scores that turn keys and for compact positions.
 
     One token is run at offset 0 and at another offset: its keys tell whether a layer turns them at all,
     and whether the module found turns them likewise; once more with the offset of the evicting caches
@@ -43,13 +45,17 @@ def rotaries(model: nn.Module, own_caches: Callable[[Any], list[Any]], evicting:
     Args:
         own_caches: makes the model's own caches, fresh.
         evicting: the numbers of the caches that will evict.
+        compact: whether rows will move, so that nothing but the keys may depend on where they stand.
 
     Raises:
         ValueError: a layer whose rows cannot be turned as the model turns them.
     """
     near, far = (_noted(model, own_caches(model), evicting, offset, offset) for offset in (0, FAR))
-    alone = _noted(model, own_caches(model), evicting, FAR, 0)
-    return [_rotary(model, number, near[number], far[number], alone[number]) for number in evicting]
+    if compact:
+        alone = _noted(model, own_caches(model), evicting, FAR, 0)
+        for number in evicting:
+            _check_moves(model, number, near[number], far[number], alone[number])
+    return [_rotary(model, number, near[number].keys, far[number].keys) for number in evicting]
 
 
 def _noted(model: nn.Module, caches: list[Any], evicting: list[int], offset: int, others: int) -> Notes:
@@ -63,7 +69,7 @@ def _noted(model: nn.Module, caches: list[Any], evicting: list[int], offset: int
     return notes
 
 
-def _rotary(model: nn.Module, number: int, near: _Noting, far: _Noting, alone: _Noting) -> Rotary:
+def _check_moves(model: nn.Module, number: int, near: _Noting, far: _Noting, alone: _Noting) -> None:
     name = f"layer {number} of {type(model).__module__}"
     if not _same(far.keys, alone.keys):
         raise ValueError(
@@ -75,8 +81,11 @@ def _rotary(model: nn.Module, number: int, near: _Noting, far: _Noting, alone: _
             f"positions='compact': {name} makes values that change with their position, and only keys are"
             " turned; use positions='absolute'"
         )
-    width = near.keys.shape[-1]
-    if mx.array_equal(near.keys, far.keys):
+
+
+def _rotary(model: nn.Module, number: int, near: mx.array, far: mx.array) -> Rotary:
+    width = near.shape[-1]
+    if mx.array_equal(near, far):
         return rotary_of(lambda x, offset: x, width)
     refused: ValueError | None = None
     for rope in ropes_of(model, number):
@@ -85,11 +94,11 @@ def _rotary(model: nn.Module, number: int, near: _Noting, far: _Noting, alone: _
         except ValueError as error:
             refused = error
             continue
-        if _same(rotary.turn(near.keys, mx.full(near.keys.shape[:3], FAR, mx.int32)), far.keys):
+        if _same(rotary.turn(near, mx.full(near.shape[:3], FAR, mx.int32)), far):
             return rotary
     raise refused or ValueError(
-        f"positions='compact': no rotary module was found that turns the keys of {name} as the model does;"
-        " use positions='absolute'"
+        f"no rotary module was found that turns the keys of layer {number} of {type(model).__module__} as the"
+        " model does; use positions='absolute', and a method that turns no keys"
     )
 
 
