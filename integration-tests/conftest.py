@@ -3,6 +3,7 @@
 Everything real is read once a session; tests copy what they go on with.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 
 TEXTS = Path(__file__).parent / "texts"
+
+sys.path.insert(0, str(Path(__file__).parent))  # tiny_models, for the tests beside it
 
 
 class Reader(NamedTuple):
