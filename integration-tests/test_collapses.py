@@ -164,6 +164,7 @@ NEIGHBOURS = [
         Setting("snapkv", {"window": 4, "pool": None}),
     ),
     ("gaussian", Setting("chunkkv(h2o)", {"chunk": 2}), Setting("h2o", {})),
+    ("gaussian", Setting("cam(tova)", {"merge_budget": 0}), Setting("cam", {"merge_budget": 0})),
     ("gaussian", Setting("chunkkv(h2o)", {"chunk": 2}), Setting("chunkkv", {"window": 5, "chunk": 2})),
     ("gaussian", Setting("snapkv", {"window": 1, "kernel": 3}), Setting("tova", {"heads": "each"})),
     ("gaussian", Setting("snapkv", {"window": 2, "pool": None}), Setting("tova", {"heads": "each"})),

@@ -1,0 +1,28 @@
+"""What the plugin registers; the method is imported inside the hook, so that discovery costs nothing."""
+
+import vqx
+
+
+@vqx.hookimpl
+def vqx_methods() -> list[vqx.MethodSpec]:
+    from vqx_cam.method import CamConfig, build, wrap
+
+    return [
+        vqx.MethodSpec(
+            name="cam",
+            summary="a row that goes is merged into the next rows that stay, around any method",
+            paper="ICML 2024",
+            config=CamConfig,
+            build=build,
+            wrap=wrap,
+            alone=("n_sink",),
+        )
+    ]
+
+
+@vqx.hookimpl
+def vqx_collapses() -> list[vqx.Collapse]:
+    return [
+        vqx.Collapse(vqx.Setting("cam", {"merge_budget": 0}), vqx.Setting("streaming-llm", {})),
+        vqx.Collapse(vqx.Setting("cam(tova)", {"merge_budget": 0}), vqx.Setting("tova", {})),
+    ]
