@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vqx import Method, Scorer
-from vqx.eviction import guarded, safe, survivors, victim
+from vqx.eviction import guarded, safe, survivors, victim, victims
 
 NEWEST = 60
 SCORES = [math.nan, -math.inf, -1.0, -0.0, 0.0, 0.5, 2.0, math.inf]
@@ -86,6 +86,15 @@ def test_a_tie_at_the_threshold_keeps_the_newest_of_it() -> None:
     position = mx.arange(6, dtype=mx.int32).reshape(1, 1, 6)
     score = mx.array([5.0, 1.0, 1.0, 0.0, 1.0, 7.0]).reshape(1, 1, 6)
     assert survivors(score, position, 4).flatten().tolist() == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_victims_are_the_rows_that_survivors_leave_out(count: int) -> None:
+    random = np.random.default_rng(count)
+    score = mx.array(random.integers(3, size=(2, 1, 12)).astype(np.float32))
+    age = mx.array(random.permuted(np.tile(np.arange(12), (2, 1, 1)), axis=-1).astype(np.int32))
+    both = mx.concatenate([victims(score, age, count), survivors(score, age, 12 - count)], axis=-1)
+    assert np.array_equal(np.sort(np.array(both), axis=-1), np.tile(np.arange(12), (2, 1, 1)))
 
 
 def test_heads_choose_apart() -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from vqx.lanes import ELSEWHERE
 from vqx.scorers import Temperature
 
 TILE = 2**23
@@ -29,6 +30,7 @@ class Block(NamedTuple):
     mask: Any = "causal"  # "causal": a query sees positions up to its own; None: everything; or an array
     sinks: mx.array | None = None  # [H * G] learned logits that join the softmax's denominator
     generated: int = 0  # tokens generated before this block; 0 in a prompt
+    elsewhere: bool = False  # rows at the position ELSEWHERE are another head's
 
     @property
     def length(self) -> int:
@@ -88,7 +90,10 @@ class Block(NamedTuple):
         batch, heads, group, _, width = self.queries.shape
         rows = (queries.astype(mx.float32) * self.scale).reshape(batch, self.keys.shape[1], -1, width)
         logits = rows @ self.keys.astype(mx.float32).swapaxes(-1, -2)
-        return logits.reshape(batch, heads, group, last - first, -1)
+        logits = logits.reshape(batch, heads, group, last - first, -1)
+        if self.elsewhere:
+            logits = mx.where((self.position == ELSEWHERE)[:, :, None, None], HIDDEN, logits)
+        return logits
 
     def _softmax(
         self, logits: mx.array, first: int, last: int, itself: bool, temperature: Any, noise: Any

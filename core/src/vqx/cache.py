@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from vqx import lanes
 from vqx.layer import Layer, Plan, admit, placed, stand_ins, watch
 from vqx.options import Options
 from vqx.positions import Rotary
@@ -48,6 +49,8 @@ class EvictingCache:
                 "cadence='token': this method sums up queries, or merges values, block by block;"
                 " use cadence='block'"
             )
+        if method.floor is not None:
+            _check_shared(method, options)
         self.plan = Plan(method, options, rotary)
         self.number = number
         self.updated = updated
@@ -117,15 +120,27 @@ class EvictingCache:
             self.unseen = f"reads keys of {keys.shape[1]} heads that it makes from the {held.shape[1]} held"
         elif logits and method.scorer.note is not None:
             self.unseen = "attends as the rows held alone cannot repeat, which this method needs"
+        elif method.floor is not None and (logits or isinstance(mask, mx.array)):
+            self.unseen = "masks its rows by itself, which heads that share a budget need to"
         elif logits and self.plan.options.cadence == "token":
             self.unseen = "attends as the rows held alone cannot repeat, which cadence='token' needs"
         else:
             batch, _, length, width = queries.shape
-            grouped = queries.reshape(batch, held.shape[1], -1, length, width)
+            grouped = queries.reshape(batch, held.shape[1] * self.layer.heads, -1, length, width)
             self.layer = watch(
                 self.plan, self.layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits
             )
             self.unseen = ""
+
+    def masks(self, mask: Any, query_heads: int, length: int) -> list[tuple[int, int, Any]]:
+        """For tiles of the forward's queries, first to last + 1, the mask that attention has to use.
+
+        One tile with the host's own ``mask``, unless the heads of the layer share one lane.
+        """
+        layer = self.layer
+        if layer is None or layer.heads == 1:
+            return [(0, length, mask)]
+        return [*lanes.masks(layer.rows, layer.heads, query_heads, layer.tokens_seen - length, length)]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The rows held, as attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
@@ -220,7 +235,7 @@ class EvictingCache:
             return 0
         keys, values, *_ = self.layer.rows
         batch, heads, _, width = keys.shape
-        return batch * heads * (width + values.shape[3]) * keys.dtype.size
+        return batch * heads * self.layer.heads * (width + values.shape[3]) * keys.dtype.size
 
     def _check(self, keys: mx.array, values: mx.array) -> None:
         if self.unseen:
@@ -238,8 +253,24 @@ class EvictingCache:
             return
         rows = self.layer.rows
         for name, new, held in (("keys", keys, rows.keys), ("values", values, rows.values)):
-            if (new.shape[:2], new.shape[3]) != (held.shape[:2], held.shape[3]):
+            batch, heads, _, width = held.shape
+            if (*new.shape[:2], new.shape[3]) != (batch, heads * self.layer.heads, width):
                 raise ValueError(
                     f"layer {self.number}: {name} of shape {new.shape} do not fit the rows held,"
                     f" {held.shape} [batch, heads, rows, width]; use a fresh cache for another batch"
                 )
+
+
+def _check_shared(method: Method, options: Options) -> None:
+    """Refuse what heads that share a budget cannot do."""
+    for name, allowed in (("queries", "model"), ("cadence", "block"), ("positions", "absolute")):
+        if getattr(options, name) != allowed:
+            raise ValueError(
+                f"{name}={getattr(options, name)!r}: heads that share a budget need {name}={allowed!r}, and a"
+                " model whose attention can be seen, since each head's rows are told apart by its mask"
+            )
+    if method.merge is not None or method.scorer.note is not None:
+        raise ValueError(
+            "heads share a budget where rows are ranked and dropped; this method merges values, or sums up"
+            " queries: use it alone"
+        )

@@ -19,6 +19,8 @@ LARGEST = float(np.finfo(np.float32).max)
 def safe(method: Method, position: Any, newest: int) -> Any:
     """Rows that no score can evict: sinks, the newest ``recent`` and the protected spans, ``[B, H, n]``."""
     safe = (position < method.n_sink) | (position > newest - method.recent)
+    if method.floor is not None:  # a row of another head stands beyond the newest, and is no head's to keep
+        safe = safe & (position <= newest)
     for first, end in method.spans:
         safe = safe | ((position >= first) & (position < end))
     return safe
@@ -34,6 +36,16 @@ def victim(score: mx.array, position: mx.array) -> mx.array:
     """The slot of the lowest score, of the oldest row among equals: ``[B, H, 1]``."""
     lowest = mx.min(score, axis=-1, keepdims=True)
     return mx.argmin(mx.where(score == lowest, position, NEVER), axis=-1, keepdims=True)
+
+
+def victims(score: mx.array, age: mx.array, count: int) -> mx.array:
+    """The slots of the ``count`` lowest scores, of the oldest rows among equals: ``[B, H, count]``."""
+    if count == 1:
+        return victim(score, age)
+    n = score.shape[-1]
+    kept = survivors(score, age, n - count)
+    slot = mx.broadcast_to(mx.arange(n, dtype=mx.int32), score.shape)
+    return mx.argsort(mx.put_along_axis(slot, kept, mx.array(n, mx.int32), axis=-1), axis=-1)[..., :count]
 
 
 def survivors(score: mx.array, position: mx.array, keep: int) -> mx.array:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from vqx import eviction
+from vqx import eviction, lanes
 from vqx.attention import HIDDEN, Block
 from vqx.options import Options
 from vqx.positions import Rotary
+from vqx.ranking import top
 from vqx.replay import replay
 from vqx.rows import Rows, append, filled, no_rows, overwrite, pick
 from vqx.scorers import Arrivals, Held, Method
@@ -58,10 +59,12 @@ class Layer(NamedTuple):
     seen: Seen | None = None
     key_sum: mx.array | None = None  # [B, H, 1, D] float32, of all keys so far (centred keys)
     notes: Mapping[str, mx.array] = {}  # what the scorer knows of all queries so far
+    heads: int = 1  # heads whose rows stand in one lane (vqx.lanes)
 
     @property
     def size(self) -> int:
-        return int(self.rows.position.shape[2])
+        """Rows per head; where heads share a lane, their mean."""
+        return int(self.rows.position.shape[2]) // self.heads
 
     @property
     def carried(self) -> list[mx.array]:
@@ -113,6 +116,7 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
         # what the last forward left unevaluated is evaluated with this one: no graph grows over tokens
         new = new._replace(keys=mx.depends([keys], layer.carried)[0])
         layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
+        new = new if layer.heads == 1 else lanes.one_lane(new)
         rows = append(layer.rows, new) if slot is None else overwrite(layer.rows, slot, new)
         seen = None if layer.seen is None else layer.seen.joined(length, slot)
         layer = layer._replace(rows=rows, seen=seen)
@@ -132,31 +136,67 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
     if not plan.due(layer):
         return layer, None
     held = _held(plan, layer)
-    protected = eviction.safe(method, rows.position, held.newest)
-    score = mx.broadcast_to(mx.array(method.scorer.score(held)), rows.position.shape)
-    score = eviction.guarded(score, protected)
+    protected = eviction.safe(method, held.position, held.newest)
+    score = mx.broadcast_to(mx.array(method.scorer.score(held)), held.position.shape)
+    layer, score = _together(plan, layer, held, eviction.guarded(score, protected))
+    rows, heads = layer.rows, layer.heads
+    age = rows.position if heads == 1 else rows.position * heads + rows.columns["head"]
     layer = layer._replace(evicted=True)
     if layer.size == method.budget + 1 and room == 1 and not plan.compact:
-        slot = eviction.victim(score, rows.position)
-        gone = mx.arange(layer.size) == slot
-        return layer._replace(rows=_merged(plan, held, rows, gone)), slot
-    slots = eviction.survivors(score, rows.position, method.budget)
+        slot = eviction.victims(score, age, heads)
+        if method.merge is not None:
+            layer = layer._replace(rows=_merged(plan, held, rows, mx.arange(layer.size) == slot))
+        return layer, slot
+    slots = eviction.survivors(score, age, method.budget * heads)
     gone = mx.put_along_axis(mx.ones(rows.position.shape, mx.bool_), slots, mx.array(False), axis=2)
     seen = None if layer.seen is None else layer.seen.kept(slots)
-    return layer._replace(rows=pick(_merged(plan, held, rows, gone), slots, room), seen=seen), None
+    rows = pick(_merged(plan, held, rows, gone), slots, room * heads)
+    return layer._replace(rows=rows, seen=seen), None
+
+
+def _together(plan: Plan, layer: Layer, held: Held, score: mx.array) -> tuple[Layer, mx.array]:
+    """Where heads share a budget, one ranking of all their rows, each head's best up to the floor on top."""
+    (batch, heads, _), method = score.shape, plan.method
+    if method.floor is None or heads == 1:
+        return layer, score
+    theirs = held.position == lanes.ELSEWHERE
+    best = top(mx.where(theirs, -mx.inf, score), held.position, int(method.floor * method.budget))
+    score = mx.where(best, mx.maximum(score, eviction.LARGEST), score)
+    if layer.heads == heads:
+        return layer, lanes.own(score, layer.rows, heads)
+    return layer._replace(rows=lanes.one_lane(layer.rows), heads=heads), score.reshape(batch, 1, -1)
 
 
 def _held(plan: Plan, layer: Layer) -> Held:
+    def read() -> tuple[mx.array, mx.array]:
+        if plan.method.floor is not None and layer.heads * layer.rows.position.shape[1] > 1:
+            raise ValueError(
+                "heads that share a budget hold their rows together, and this method reads keys or values"
+                " head by head; share the budget of a method that ranks by attention"
+            )
+        return placed(plan, layer), filled(layer.rows)[1]
+
     return Held(
-        stats=layer.rows.columns,
-        position=layer.rows.position,
+        stats=_stats(layer),
+        position=_position(layer),
         newest=layer.tokens_seen - 1,
-        read=lambda: (placed(plan, layer), filled(layer.rows)[1]),
+        read=read,
         last=_latest(plan, layer),
         notes=layer.notes,
         rotary=plan.rotary,
         place=layer.size if plan.compact else layer.tokens_seen,
     )
+
+
+def _position(layer: Layer) -> mx.array:
+    """Positions as each head sees them, ``[B, H, n]``."""
+    return layer.rows.position if layer.heads == 1 else lanes.positions(layer.rows, layer.heads)
+
+
+def _stats(layer: Layer) -> Mapping[str, mx.array]:
+    """Columns as each head sees them, ``[B, H, n]``."""
+    columns = layer.rows.columns
+    return columns if layer.heads == 1 else lanes.seen_by_heads(columns, layer.heads)
 
 
 def _merged(plan: Plan, held: Held, rows: Rows, gone: mx.array) -> Rows:
@@ -186,19 +226,23 @@ def watch(
     block = Block(
         queries=queries,
         keys=placed(plan, layer) if keys is None else keys,
-        position=layer.rows.position,
+        position=_position(layer),
         start=layer.tokens_seen - layer.last,
         scale=scale,
         mask=mask,
         sinks=sinks,
         generated=max(layer.generated - 1, 0),
+        elsewhere=layer.heads > 1,
     )
     layer = _remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
     if scorer.note is not None:
         layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale)))
     if scorer.observe is None or plan.replays(layer):
         return layer
-    columns = {**layer.rows.columns, **scorer.observe(layer.rows.columns, block)}
+    observed = scorer.observe(_stats(layer), block)
+    if layer.heads > 1:
+        observed = {name: lanes.own(column, layer.rows, layer.heads) for name, column in observed.items()}
+    columns = {**layer.rows.columns, **observed}
     return layer._replace(rows=layer.rows._replace(columns=columns))
 
 
@@ -270,11 +314,12 @@ def _latest(plan: Plan, layer: Layer) -> Block | None:
     return Block(
         queries=queries,
         keys=None if seen.logits else placed(plan, layer),
-        position=layer.rows.position,
+        position=_position(layer),
         start=layer.tokens_seen - count,
         scale=seen.scale,
         mask=None if seen.logits else "causal",  # what a query did not see is hidden in its logits
         sinks=seen.sinks,
+        elsewhere=layer.heads > 1,
     )
 
 

@@ -151,6 +151,9 @@ class Method(NamedTuple):
     recent: int = 0
     spans: tuple[tuple[int, int], ...] = ()
     """Ranges of positions, first to last + 1, that are never evicted."""
+    floor: float | None = None
+    """The heads of a layer share one budget of ``budget`` rows a head, and each keeps this part of its own
+    at least; None: every head has its budget alone."""
     merge: Callable[[Held, Any], Any] | None = None
     """(what is held, which rows go ``[B, H, n]``) -> values ``[B, H, n, Dv]``; None: what goes is dropped."""
 

@@ -58,7 +58,7 @@ def expected(length: int, rows: int) -> EvictingCache | None:
     found = _last.cache() if hasattr(_last, "cache") else None
     if found is None or not found.unseen or found.layer is None:
         return None
-    return found if (found.layer.last, found.size()) == (length, rows) else None
+    return found if (found.layer.last, found.position.shape[2]) == (length, rows) else None
 
 
 class Shown:
@@ -83,9 +83,13 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        if isinstance(cache, EvictingCache):
-            cache.observe(queries, keys, scale, mask, sinks)
-        return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        def masked(queries: mx.array, mask: Any) -> mx.array:
+            return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+
+        if not isinstance(cache, EvictingCache):
+            return masked(queries, mask)
+        cache.observe(queries, keys, scale, mask, sinks)
+        return _in_tiles(cache, masked, queries, mask)
 
     attention.shows_queries_to_vqx = True  # type: ignore[attr-defined]
     return attention
@@ -94,10 +98,24 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def _attention(
     q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any = None, sinks: Any = None, **more: Any
 ) -> mx.array:
+    def masked(q: mx.array, mask: Any) -> mx.array:
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks, **more)
+
     cache = expected(q.shape[2], k.shape[2])
-    if cache is not None:
-        cache.observe(q, k, scale, mask, sinks)
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks, **more)
+    if cache is None:
+        return masked(q, mask)
+    cache.observe(q, k, scale, mask, sinks)
+    return _in_tiles(cache, masked, q, mask)
+
+
+def _in_tiles(
+    cache: EvictingCache, attend: Callable[[mx.array, Any], mx.array], queries: mx.array, mask: Any
+) -> mx.array:
+    """Attention under the cache's own masks, where it has any."""
+    tiles = cache.masks(mask, queries.shape[1], queries.shape[2])
+    if len(tiles) == 1:
+        return attend(queries, tiles[0][2])
+    return mx.concatenate([attend(queries[:, :, i:j], part) for i, j, part in tiles], axis=2)
 
 
 def _softmax(a: mx.array, *arguments: Any, **options: Any) -> mx.array:

@@ -15,6 +15,7 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             config=CriticalConfig,
             build=build,
             wrap=wrap,
+            alone=("n_sink", "window", "kernel"),
         )
     ]
 

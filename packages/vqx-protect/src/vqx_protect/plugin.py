@@ -15,6 +15,7 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             config=ProtectConfig,
             build=build,
             wrap=wrap,
+            alone=("n_sink",),
         )
     ]
 
