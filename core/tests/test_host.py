@@ -14,6 +14,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models import base, llama
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 from vqx import EvictingCache, attach, detach, make_cache
+from vqx.host.layers import attention_of
 from vqx.host.watching import watch_attention
 from vqx.rows import filled
 
@@ -58,6 +59,21 @@ KINDS: dict[str, Mapping[str, Any]] = {
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 16,
         "v_head_dim": 16,
+    },
+    "nemotron_h": {
+        "hybrid_override_pattern": list("M-*-"),
+        "max_position_embeddings": 512,
+        "attention_bias": False,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "mamba_proj_bias": False,
+        "ssm_state_size": 8,
+        "conv_kernel": 4,
+        "n_groups": 2,
+        "mlp_bias": False,
+        "layer_norm_epsilon": 1e-5,
+        "use_bias": False,
+        "use_conv_bias": True,
     },
     "phi3small": {
         "vocab_size": 100352,  # it writes to fixed places of its logits
@@ -208,7 +224,7 @@ def test_a_trial_evaluates_nothing(
 def test_budgets_that_differ_are_refused_where_layers_share_the_mask_of_the_first() -> None:
     model = tiny("deepseek_v3")
     layers = SMALL["num_hidden_layers"]
-    with pytest.raises(ValueError, match=r"budgets of 8 to 9 do not fit; give the same to each"):
+    with pytest.raises(ValueError, match=r"every layer must keep as many rows; give one budget for all"):
         make_cache(model, "toy", budget=[8] * (layers - 1) + [9])
     assert make_cache(model, "toy", budget=[8] * layers)
 
@@ -238,6 +254,15 @@ def test_where_only_some_layers_can_be_seen_the_others_alone_use_centred_keys(
     assert {cache.tokens_kept for cache in caches} == {8}
     with pytest.raises(ValueError, match="in 2 of its layers"):
         make_cache(model, "toy", budget=8, queries="model")
+
+
+def test_a_cache_is_matched_with_its_layer_where_others_have_none() -> None:
+    model = tiny("nemotron_h")
+    caches = make_cache(model, "toy", budget=8)
+    (evicting,) = [cache for cache in caches if isinstance(cache, EvictingCache)]
+    assert (len(caches), len(model.layers), evicting.number) == (2, 4, 1)
+    assert attention_of(model, 1) is model.layers[2].mixer
+    assert attention_of(tiny("gemma3n"), 1) is not None
 
 
 def test_rows_that_a_layer_places_by_another_cache_are_not_made_compact() -> None:

@@ -159,7 +159,7 @@ FILES: dict[str, dict[str, Any]] = {
     },
     "nemotron": {"hidden_act": "relu2"},
     "nemotron-nas": {"block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}}] * 4},
-    "nemotron_h": {"mamba_proj_bias": False, "layer_types": None, "hybrid_override_pattern": list("M*M*")},
+    "nemotron_h": {"mamba_proj_bias": False, "layer_types": None, "hybrid_override_pattern": list("M-*M-*")},
     "olmo": {"mlp_hidden_size": 96, "embedding_size": VOCABULARY},
     "olmo_hybrid": {
         "linear_allow_neg_eigval": True,

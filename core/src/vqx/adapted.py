@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from vqx.build import chain_of, split_options
 from vqx.host.caches import make_cache
-from vqx.host.rotaries import ropes_of
+from vqx.host.layers import ropes_of
 
 
 class KVCacheConfig:

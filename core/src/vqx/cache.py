@@ -109,7 +109,7 @@ class EvictingCache:
         held, method = self.layer.rows.keys, self.plan.method
         numbers = isinstance(mask, mx.array) and mask.dtype != mx.bool_
         logits = numbers or (keys.shape[1], keys.shape[3]) != (held.shape[1], held.shape[3])
-        if logits and method.merge is not None:
+        if logits and held.shape[1] == 1 and method.merge is not None:
             raise ValueError(
                 f"layer {self.number}: attention makes keys and values from the rows held, so rows cannot be"
                 " merged; use a method that drops them"

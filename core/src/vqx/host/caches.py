@@ -9,6 +9,8 @@ from mlx_lm.models.cache import KVCache
 
 from vqx.build import chain_of, methods_for, split_options
 from vqx.cache import EvictingCache
+from vqx.host.layers import attention_of
+from vqx.host.layers import own_caches as own_caches
 from vqx.host.rotaries import rotaries
 from vqx.host.trial import check_budgets, hidden_queries
 from vqx.host.watching import expect, watch_arithmetic, watch_attention
@@ -79,12 +81,12 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
     def factory(queries: list[Queries]) -> Callable[[], list[Any]]:
         layers = [LayerInfo(n, q, attention_of(model, n)) for n, q in zip(evicting, queries, strict=True)]
         methods = methods_for(chain, own, layers)
-        if any(method.scorer.reads_queries for method in methods):
+        if any(method.scorer.reads_queries or method.merge is not None for method in methods):
             watch_attention(model)
         turning: list[Rotary | None] = [None] * len(evicting)
         compact = run.positions == "compact"
         if compact or any(method.scorer.rotary for method in methods):
-            turning = [*rotaries(model, own_caches, evicting, compact=compact)]
+            turning = [*rotaries(model, evicting, compact=compact)]
         each = [Options(**{**engine, "queries": source}) for source in queries]
 
         def fresh() -> list[Any]:
@@ -105,25 +107,6 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
         fresh = factory(["centred-keys" if number in hidden else "model" for number in evicting])
     check_budgets(model, fresh)
     return fresh
-
-
-def own_caches(model: nn.Module) -> list[Any]:
-    """The caches that the model's class makes, whatever is attached to the instance."""
-    make = getattr(type(model), "make_cache", None)
-    if make is not None:
-        return list(make(model))
-    if not hasattr(model, "layers"):
-        raise ValueError(
-            f"{type(model).__name__} has neither layers nor make_cache: give a language model of mlx-lm"
-        )
-    return [KVCache() for _ in model.layers]
-
-
-def attention_of(model: nn.Module, number: int) -> nn.Module | None:
-    """The attention module of a layer; None where none is found."""
-    layers = getattr(model, "layers", [])
-    parts = layers[number].named_modules() if number < len(layers) else ()
-    return next((part for _, part in parts if hasattr(part, "o_proj")), None)
 
 
 def _say_hidden(model: nn.Module, hidden: dict[int, str], *, whole: bool, asked: bool) -> None:

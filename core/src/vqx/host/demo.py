@@ -13,8 +13,9 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from vqx.cache import EvictingCache
-from vqx.host.caches import cache_factory, own_caches
+from vqx.host.caches import cache_factory
 from vqx.host.embedded import load_embedded
+from vqx.host.layers import own_caches
 from vqx.options import Prompt
 
 CHUNK = 256

@@ -6,8 +6,8 @@ import mlx.nn as nn
 import mlx_lm
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from vqx.host.caches import own_caches
 from vqx.host.embedded import load_embedded
+from vqx.host.layers import own_caches
 
 EMBEDDED = "embedded"
 

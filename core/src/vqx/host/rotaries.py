@@ -1,12 +1,12 @@
 """Which rotary module turns which layer's keys: found by name, then checked against the model itself."""
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from vqx.host.layers import own_caches, ropes_of
 from vqx.positions import Rotary, rotary_of
 
 FAR = 37
@@ -33,9 +33,7 @@ class _Noting:
 Notes = dict[int, _Noting]
 
 
-def rotaries(
-    model: nn.Module, own_caches: Callable[[Any], list[Any]], evicting: list[int], *, compact: bool
-) -> list[Rotary]:
+def rotaries(model: nn.Module, evicting: list[int], *, compact: bool) -> list[Rotary]:
     """The rotary embedding of every evicting layer, for scores that turn keys and for compact positions.
 
     One token is run at offset 0 and at another offset: its keys tell whether a layer turns them at all,
@@ -43,23 +41,22 @@ def rotaries(
     alone, to see that a layer asks its own cache where it stands.
 
     Args:
-        own_caches: makes the model's own caches, fresh.
         evicting: the numbers of the caches that will evict.
         compact: whether rows will move, so that nothing but the keys may depend on where they stand.
 
     Raises:
         ValueError: a layer whose rows cannot be turned as the model turns them.
     """
-    near, far = (_noted(model, own_caches(model), evicting, offset, offset) for offset in (0, FAR))
+    near, far = (_noted(model, evicting, offset, offset) for offset in (0, FAR))
     if compact:
-        alone = _noted(model, own_caches(model), evicting, FAR, 0)
+        alone = _noted(model, evicting, FAR, 0)
         for number in evicting:
             _check_moves(model, number, near[number], far[number], alone[number])
     return [_rotary(model, number, near[number].keys, far[number].keys) for number in evicting]
 
 
-def _noted(model: nn.Module, caches: list[Any], evicting: list[int], offset: int, others: int) -> Notes:
-    notes = {}
+def _noted(model: nn.Module, evicting: list[int], offset: int, others: int) -> Notes:
+    notes, caches = {}, own_caches(model)
     for number, cache in enumerate(caches):
         if number in evicting:
             notes[number] = caches[number] = _Noting(offset)
@@ -106,11 +103,3 @@ def _same(one: mx.array, other: mx.array) -> bool:
     """But for rounding: a layer's input may depend on positions by as much."""
     tolerance = (1e-3 if one.dtype == mx.float32 else 2e-2) * mx.abs(one).max()
     return bool(mx.all(mx.abs(one - other) <= tolerance).item())
-
-
-def ropes_of(model: nn.Module, number: int) -> list[Any]:
-    """What may be the rotary module of a layer: a model's keys tell whether it is."""
-    layers = getattr(model, "layers", [])
-    parts = [part for _, part in layers[number].named_modules()] if number < len(layers) else []
-    found = [getattr(part, name, None) for part in parts for name in ("rope", "rotary_emb")]
-    return [rope for rope in found if callable(rope)]

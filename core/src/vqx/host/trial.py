@@ -1,6 +1,7 @@
 """Caches are tried on their model before anyone gets them: what cannot be right is refused in words.
 
-A forward builds a graph and nothing is evaluated, so a trial costs milliseconds, whatever the model's size.
+A forward builds a graph and nothing is evaluated, so a trial takes some
+hundredths of a second, whatever the model's size.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,9 @@ import mlx.nn as nn
 
 from vqx.cache import EvictingCache
 from vqx.options import Options
+from vqx.scorers import Method, Scorer
+
+_KEEPS_ALL = Method(Scorer(score=lambda held: 0.0), budget=2**30)
 
 
 def hidden_queries(model: nn.Module, fresh: Callable[[], list[Any]]) -> dict[int, str]:
@@ -34,18 +38,19 @@ def check_budgets(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
         return
     shapes, caches = fresh(), fresh()
     model(mx.ones((1, 2), mx.int32), cache=shapes)
-    for number, (cache, shown) in enumerate(zip(caches, shapes, strict=True)):
-        if isinstance(shown, EvictingCache) and shown.layer is not None:
-            rows = 1 + budgets.index(shown.plan.method.budget)  # never above the budget: none goes
-            caches[number] = uneven = EvictingCache(cache.plan.method, Options(queries="keys"), number=number)
+    for shown in _evicting(shapes):
+        if shown.layer is not None:
+            rows = 1 + budgets.index(shown.plan.method.budget)
             held = (shown.layer.rows.keys, shown.layer.rows.values)
+            uneven = EvictingCache(_KEEPS_ALL, Options(queries="keys"), number=shown.number)
             uneven.update_and_fetch(*(mx.zeros((*a.shape[:2], rows, a.shape[3]), a.dtype) for a in held))
+            caches[shown.number] = uneven
     try:
         model(mx.ones((1, 2), mx.int32), cache=caches)
     except ValueError as error:
         raise ValueError(
             f"budget: {type(model).__module__} masks all layers as its first one, so every layer must keep as"
-            f" many rows and budgets of {budgets[0]} to {budgets[-1]} do not fit; give the same to each"
+            " many rows; give one budget for all, and a method that treats all layers alike"
         ) from error
 
 
