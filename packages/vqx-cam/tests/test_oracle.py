@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from vqx import LayerInfo, Options
+from vqx import EvictingCache, LayerInfo, Method, Options, Scorer
 from vqx.noise import frozen
 from vqx.testing import STREAMS, Shape, cache_of, feed, remaining, same_bits, stream
 from vqx_cam.merging import TILE
@@ -16,6 +16,9 @@ from vqx_cam.method import DRAWS, CamConfig, build, wrap
 
 BAND = 1e-5
 """Float32 cannot be asked to order numbers that lie closer; such streams are drawn again."""
+
+
+LAST_QUERY = Scorer(score=lambda held: held.last.weights().mean(axis=2).mean(axis=2), window=1)
 
 
 class Case(NamedTuple):
@@ -42,7 +45,9 @@ PLAIN = {"n_sink": 1, "merge_budget": 4, "budget": 9}
 @settings(max_examples=120, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 @example(Case(PLAIN, "age", [20, 1, 12, *[1] * 20], "gaussian", 0))
-def test_alone_and_around_tova_the_oracles_rows_and_values_stay(oracle: ModuleType, case: Case) -> None:
+def test_alone_and_around_the_last_querys_attention_the_oracles_rows_and_values_stay(
+    oracle: ModuleType, case: Case
+) -> None:
     tokens = stream(case.stream, case.seed, Shape(sum(case.blocks), batch=1, width=4))
     queries = np.array(tokens.queries).reshape(2, 2, tokens.length, 4)
     keys, values = np.array(tokens.keys)[0], np.array(tokens.values)[0]
@@ -61,12 +66,10 @@ def test_alone_and_around_tova_the_oracles_rows_and_values_stay(oracle: ModuleTy
         for h in range(2)
     ]
     assume(all(kept.narrowest > BAND for kept in answers))
-    name, more = "cam", {}
-    if case.base == "last query":
-        pytest.importorskip("vqx_tova", reason="the wrapper is tested around the plugin vqx-tova")
-        name, more = "cam(tova)", {"heads": "each"}
-    cache = cache_of(name, Options(queries="model"), seed=case.seed, **case.options, **more)
-    rows = remaining(feed(cache, tokens, case.blocks))
+    config, layers = CamConfig(seed=case.seed, **case.options), [LayerInfo(0, "model")]
+    tova = Method(LAST_QUERY, config.budget, config.n_sink, recent=1)
+    (method,) = build(config, layers) if case.base == "age" else wrap(config, layers, [tova])
+    rows = remaining(feed(EvictingCache(method, Options(queries="model")), tokens, case.blocks))
     for h, kept in enumerate(answers):
         assert rows.position[0, h].tolist() == kept.positions
         np.testing.assert_allclose(np.array(rows.values)[0, h], kept.values, rtol=1e-5, atol=1e-5)

@@ -4,11 +4,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from vqx import Options
+from vqx import EvictingCache, LayerInfo, Method, Options, accumulated
 from vqx.testing import STREAMS, Shape, cache_of, feed, remaining, stream
+from vqx_chunkkv import ChunkKVConfig
+from vqx_chunkkv.method import build, wrap
 
 BAND = 1e-5
 """Float32 cannot be asked to order scores that lie closer; such streams are drawn again."""
@@ -33,19 +34,17 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(options, draw(st.sampled_from(["window", "mass"])), blocks, name, draw(st.integers(0, 2**32)))
 
 
-@settings(max_examples=120, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
-def test_alone_and_around_h2o_the_oracles_rows_stay(oracle: ModuleType, case: Case) -> None:
+def test_alone_and_around_accumulated_mass_the_oracles_rows_stay(oracle: ModuleType, case: Case) -> None:
     tokens = stream(case.stream, case.seed, Shape(sum(case.blocks), batch=1, group=2, width=4))
     queries, keys = np.array(tokens.queries).reshape(2, 2, tokens.length, 4), np.array(tokens.keys)[0]
     answers = oracle.chunkkv(queries, keys, base=case.base, scale=0.5, blocks=case.blocks, **case.options)
     assume(all(kept.narrowest > BAND for kept in answers))
-    name, options = "chunkkv", case.options
-    if case.base == "mass":
-        pytest.importorskip("vqx_h2o", reason="the wrapper is tested around the plugin vqx-h2o")
-        name = "chunkkv(h2o)"
-        options = {**{k: v for k, v in options.items() if k != "window"}, "recent": options["window"]}
-    cache = feed(cache_of(name, Options(queries="model"), **options), tokens, case.blocks)
+    config, layers = ChunkKVConfig(**case.options), [LayerInfo(0, "model")]
+    mass = Method(accumulated(), config.budget, config.n_sink, recent=config.window)
+    (method,) = build(config, layers) if case.base == "window" else wrap(config, layers, [mass])
+    cache = feed(EvictingCache(method, Options(queries="model")), tokens, case.blocks)
     assert remaining(cache).position[0].tolist() == [kept.positions for kept in answers]
 
 
