@@ -46,7 +46,7 @@ def settings(texts: Sequence[str]) -> list[Setting]:
         if colon:
             found.append(Setting(name, {}))
         key, equals, value = option.partition("=")
-        if not found or not equals:
+        if not (found and key and equals):
             raise ValueError(f"{piece!r}: write a method with its options as h2o:decay=0.98,recent=32")
         found[-1] = found[-1]._replace(options={**found[-1].options, key: _value(value)})
     return [setting for number, setting in enumerate(found) if setting not in found[:number]]

@@ -9,13 +9,13 @@ from vqx.layer import settle
 
 
 def kept_rows(reading: Any) -> dict[str, int]:
-    """Most rows that a layer keeps, fewest that one evicted, bytes kept; none for other caches."""
+    """Most rows that a layer keeps, most that one evicted, bytes kept; nothing for other caches."""
     evicting = [cache for cache in _caches(reading) if isinstance(cache, EvictingCache)]
     if not evicting:
         return {}
     return {
         "rows": max(cache.tokens_kept for cache in evicting),
-        "evicted": min(cache.tokens_seen - cache.tokens_kept for cache in evicting),
+        "evicted": max(cache.tokens_seen - cache.tokens_kept for cache in evicting),
         "kept_bytes": sum(cache.kept_bytes for cache in evicting),
     }
 

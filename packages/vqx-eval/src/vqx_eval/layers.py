@@ -9,6 +9,9 @@ from vqx.positions import rotary_of
 from vqx_eval.candidates import SINKS, Candidate, label
 
 CHANCE = "random eviction"
+LAYERS = 9
+"""A method is built for so many and the middle one is taken: some leave the first whole, or give the later
+ones less."""
 
 
 def chance(budget: int) -> Candidate:
@@ -30,7 +33,8 @@ def one_layer(setting: Setting, budget: int) -> Candidate:
     chain = chain_of(setting.method)
     own, engine = split_options(chain, {**setting.options, "budget": budget})
     options = Options(**{"queries": "model", **engine})
-    method = methods_for(chain, own, [LayerInfo(0, options.queries or "model")])[0]
+    layers = [LayerInfo(number, options.queries or "model") for number in range(LAYERS)]
+    method = methods_for(chain, own, layers)[LAYERS // 2]
     return Candidate(label(setting), budget, dict(setting.options), lambda: _cache(method, options))
 
 

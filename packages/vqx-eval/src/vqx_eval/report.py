@@ -35,7 +35,7 @@ def verdicts(tables: Sequence[Table]) -> Iterator[str]:
     for table in tables:
         figure = table.task.figures[0]
         for cell in table.cells:
-            if cell.budget is not None and figure.name in cell.over_streaming:
+            if cell.budget is not None and not cell.whole and figure.name in cell.over_streaming:
                 difference = cell.over_streaming[figure.name]
                 said = f"{title(table)} ({_difference(figure, difference)} {figure.name})"
                 by = found.setdefault((cell.label, cell.budget), {"worse": [], "better": [], "even": []})
@@ -80,8 +80,9 @@ def _table(table: Table) -> Iterator[str]:
         if cell.skipped:
             yield f"| {budget} | {cell.label} | not run: {cell.skipped} |{' |' * len(figures)}"
             continue
+        label = f"{cell.label} (nothing was evicted)" if cell.whole else cell.label
         values = [_value(figure, cell.figures[figure.name]) for figure in figures]
-        yield f"| {' | '.join([budget, cell.label, *values, _over(first, cell)])} |"
+        yield f"| {' | '.join([budget, label, *values, _over(first, cell)])} |"
     counts = sorted({spread.samples for cell in table.cells for spread in cell.figures.values()})
     yield ""
     yield (
@@ -91,7 +92,7 @@ def _table(table: Table) -> Iterator[str]:
 
 def _over(figure: Figure, cell: Cell) -> str:
     difference = cell.over_streaming.get(figure.name)
-    if difference is None:
+    if difference is None or cell.whole:
         return ""
     said = {"worse": " **loses**", "better": " wins", "even": ""}[verdict(figure, difference)]
     return _difference(figure, difference) + said
