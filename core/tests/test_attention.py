@@ -201,10 +201,11 @@ def test_where_no_row_is_old_no_row_gets_weight() -> None:
     assert mx.max(mx.abs(block().weights(old=START + S))).item() == 0.0
 
 
-def test_fused_logits_are_those_of_one_query_head_per_group() -> None:
+@pytest.mark.parametrize("fuse", ["sum", "max"])
+def test_fused_logits_are_those_of_one_query_head_per_group(fuse: Any) -> None:
     seen = block()
-    expected = softmax(logits_of(seen).sum(axis=2, keepdims=True), causal(seen))
-    weights = np.array(seen.weights(fuse_logits=True))
+    expected = softmax(getattr(np, fuse)(logits_of(seen), axis=2, keepdims=True), causal(seen))
+    weights = np.array(seen.weights(fuse_logits=fuse))
     assert weights.shape == (B, H, 1, S, N)
     np.testing.assert_allclose(weights, expected, **CLOSE)
 
@@ -213,7 +214,7 @@ def test_fused_logits_fuse_learned_sinks_alike() -> None:
     sinks = mx.array(np.linspace(-1, 1, H * G).astype(np.float32))
     seen = block(sinks=sinks)
     fused = softmax(logits_of(seen).sum(axis=2, keepdims=True), causal(seen), sinks.reshape(H, G).sum(axis=1))
-    np.testing.assert_allclose(np.array(seen.weights(fuse_logits=True)), fused, **CLOSE)
+    np.testing.assert_allclose(np.array(seen.weights(fuse_logits="sum")), fused, **CLOSE)
 
 
 def test_logits_far_beyond_16_bits_stay_finite() -> None:

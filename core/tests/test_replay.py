@@ -81,7 +81,7 @@ SCORERS = {
     "last query": windowed(1),
     "window": windowed(5),
     "window over old rows": windowed(4, old=4),
-    "window of fused logits": windowed(3, fuse_logits=True),
+    "window of fused logits": windowed(3, fuse_logits="sum"),
     "window that looks ahead": windowed(6, causal=False),
     "mass and window": both(4),
     "newest": Scorer(score=lambda held: 0.0),
@@ -167,7 +167,14 @@ def test_token_cadence_is_the_loop_that_a_reader_would_write(
     np.testing.assert_allclose(found["mass"][0, 0], [mass[p] for p in sorted(mass)], **CLOSE)
 
 
-HOW: list[Mapping[str, Any]] = [{}, {"old": 3}, {"fuse_logits": True}, {"causal": False}]
+HOW: list[Mapping[str, Any]] = [
+    {},
+    {"old": 3},
+    {"fuse_logits": "sum"},
+    {"fuse_logits": "max", "old": 2},
+    {"fuse_logits": "max"},
+    {"causal": False},
+]
 
 
 @pytest.mark.parametrize("sinks", [None, SINKS], ids=["", "sinks"])

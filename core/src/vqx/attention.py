@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from vqx.lanes import ELSEWHERE
-from vqx.scorers import Temperature
+from vqx.scorers import Fused, Temperature
 
 TILE = 2**23
 """Logits held at once, in numbers (32 MiB of float32)."""
@@ -58,12 +58,13 @@ class Block(NamedTuple):
         seen = self.length - mx.maximum(first - self.start, 0)
         return seen.astype(mx.float32)
 
-    def weights(self, *, old: int = 0, fuse_logits: bool = False, causal: bool = True) -> mx.array:
+    def weights(self, *, old: int = 0, fuse_logits: Fused | None = None, causal: bool = True) -> mx.array:
         logits, sinks = self._logits(0, self.length), self.sinks
         if fuse_logits:
+            fuse = mx.sum if fuse_logits == "sum" else mx.max
             if sinks is not None:
-                sinks = mx.sum(sinks.astype(mx.float32).reshape(logits.shape[1:3]), axis=1)
-            logits = mx.sum(logits, axis=2, keepdims=True)
+                sinks = fuse(sinks.astype(mx.float32).reshape(logits.shape[1:3]), axis=1)
+            logits = fuse(logits, axis=2, keepdims=True)
         if old:
             # of the old rows alone: a learned sink is no row, and takes no share from any query
             hidden = (self.position > self.start + self.length - 1 - old)[:, :, None, None]

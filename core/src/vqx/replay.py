@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from vqx.eviction import LARGEST, safe
 from vqx.rows import Rows, filled
-from vqx.scorers import Held, Method, Temperature
+from vqx.scorers import Fused, Held, Method, Temperature
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -59,12 +59,13 @@ class HostBlock(NamedTuple):
         seen = self.position < max(self.start + itself, 1)
         return seen.astype(np.float32)
 
-    def weights(self, *, old: int = 0, fuse_logits: bool = False, causal: bool = True) -> Floats:
+    def weights(self, *, old: int = 0, fuse_logits: Fused | None = None, causal: bool = True) -> Floats:
         logits, seen = self.logits, self
         if fuse_logits:
-            logits = logits.sum(axis=2, keepdims=True)
+            fuse = np.sum if fuse_logits == "sum" else np.max
+            logits = fuse(logits, axis=2, keepdims=True)
             if self.sinks is not None:
-                seen = self._replace(sinks=self.sinks.sum(axis=2, keepdims=True))
+                seen = self._replace(sinks=fuse(self.sinks, axis=2, keepdims=True))
         row = self.position[:, :, None, None]
         if old:
             hidden = row > self.start + self.length - 1 - old

@@ -6,13 +6,17 @@ token-by-token replay on the host.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Temperature = Callable[[int], float]
 """Tokens generated so far (0 in a prompt) -> divisor of the logits."""
+
+
+Fused: TypeAlias = Literal["sum", "max"]
+"""How the logits of the query heads that share a row become one."""
 
 
 class Attention(Protocol):
@@ -48,12 +52,12 @@ class Attention(Protocol):
     def sightings(self, *, itself: bool = True) -> Any:
         """How many of the block's queries could see each row: broadcasts against ``[B, H, n]``."""
 
-    def weights(self, *, old: int = 0, fuse_logits: bool = False, causal: bool = True) -> Any:
+    def weights(self, *, old: int = 0, fuse_logits: Fused | None = None, causal: bool = True) -> Any:
         """The weights of every query of the block: ``[B, H, G, S, n]``.
 
         ``old`` > 0 takes the softmax over the rows before the newest ``old`` only (the others get 0);
-        ``fuse_logits`` sums the logits of the query group first (G = 1); ``causal=False`` lets every
-        query see the rows that came after it.
+        ``fuse_logits`` takes the sum or the greatest of the query group's logits first (G = 1);
+        ``causal=False`` lets every query see the rows that came after it.
         """
 
 
