@@ -3,6 +3,7 @@
 Packages are found by globbing, built once, and installed by path: a wheel that an index finds may be stale.
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,3 +156,17 @@ def studies(session: nox.Session) -> None:
     session.install(*_wheels(PLUGINS, "cpu,demo,testing"))
     for script in sorted(ROOT.glob("integration-tests/studies/*.py")):
         session.run("python", str(script), *session.posargs)
+
+
+@nox.session(default=False, requires=["wheels"])
+def peers(session: nox.Session) -> None:
+    """Rows kept by the papers' code and by kvpress on recorded tensors (docs/peers.md: checkouts wanted)."""
+    folder, data = ROOT / "integration-tests" / "peers", Path(session.create_tmp())
+    session.install(*_wheels(PLUGINS, "cpu,demo,testing"))
+    session.run("python", str(folder / "record.py"), str(data))
+    python = str(data / "torch" / "bin" / "python")  # kvpress wants another transformers than mlx-lm
+    session.run(sys.executable, "-m", "venv", str(data / "torch"), external=True)
+    session.run(
+        python, "-m", "pip", "install", "-q", "torch>=2.10", "kvpress==0.5.5", "einops", external=True
+    )
+    session.run(python, str(folder / "compare.py"), str(data), *session.posargs, external=True)

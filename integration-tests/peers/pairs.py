@@ -1,0 +1,128 @@
+"""Which method of ours, with which options, is held against which code of others: one entry a pair.
+
+An entry is all that a new comparison needs. ``theirs`` names a press of kvpress or a
+function of official.py.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+
+class Pair(NamedTuple):
+    """A method of ours beside the code of others, on the same recorded tensors."""
+
+    method: str
+    options: Callable[[int], Mapping[str, Any]]
+    """Budget -> ours, beside the budget."""
+    theirs: str
+    """``kvpress.<class>``, or ``official.<function>`` of official.py."""
+    their_options: Callable[[int], Mapping[str, Any]] = lambda budget: {}
+    """Budget -> theirs."""
+    heads: Literal["shared", "each"] = "shared"
+    """``each``: every query head gets rows of its own, for code that knows no shared heads."""
+    decode: bool = True
+    """Theirs evicts while decoding as well, not only at the end of the prompt."""
+    reason: str = ""
+    """Why the kept rows differ, where they do."""
+
+    @property
+    def name(self) -> str:
+        ours = ", ".join(f"{key}={value}" for key, value in self.options(ROUND).items())
+        theirs = ", ".join(f"{key}={value}" for key, value in self.their_options(ROUND).items())
+        heads = ", rows for each query head" if self.heads == "each" else ""
+        return f"{self.method}({ours}) | {self.theirs}({theirs}){heads}"
+
+
+ROUND = 100
+"""The budget at which options that depend on it are written out in a pair's name."""
+
+
+PAIRS = [
+    Pair("tova", lambda n: {"n_sink": 0, "keep_newest": False}, "official.tova"),
+    Pair("tova", lambda n: {"n_sink": 0}, "official.tova", reason="ours shields the newest row"),
+    Pair("tova", lambda n: {}, "official.tova", reason="ours shields four sinks and the newest row"),
+    Pair("tova", lambda n: {"n_sink": 0}, "kvpress.TOVAPress"),
+    Pair(
+        "tova",
+        lambda n: {"n_sink": 0, "keep_newest": False},
+        "kvpress.TOVAPress",
+        reason="the press shields the newest row",
+    ),
+    Pair(
+        "tova",
+        lambda n: {"n_sink": 0, "heads": "each"},
+        "kvpress.TOVAPress",
+        reason="the press averages over all heads of a layer, ours lets each key-value head rank alone",
+    ),
+    Pair("h2o", lambda n: {"n_sink": 0}, "official.h2o", heads="each"),
+    Pair("h2o", lambda n: {}, "official.h2o", heads="each", reason="ours shields four sinks"),
+    Pair(
+        "h2o",
+        lambda n: {"n_sink": 0},
+        "official.h2o_by_mask",
+        heads="each",
+        reason="the mask holds one row less: the row that leaves the window is no candidate in that step",
+    ),
+    Pair(
+        "h2o",
+        lambda n: {"n_sink": 0, "recent": 0, "normalise": "seen"},
+        "kvpress.ObservedAttentionPress",
+        decode=False,
+    ),
+    Pair(
+        "h2o",
+        lambda n: {"n_sink": 0},
+        "kvpress.ObservedAttentionPress",
+        decode=False,
+        reason="the press divides by the queries that could see a row and shields nothing",
+    ),
+    Pair(
+        "morphkv",
+        lambda n: {"n_sink": 0, "window": 16, "over": "old", "group": "logits"},
+        "official.morphkv_llama",
+        lambda n: {"window": 16},
+        reason="with shared heads the code stores old logits under another mask than the keys",
+    ),
+    Pair(
+        "morphkv",
+        lambda n: {"n_sink": 0, "window": 16, "over": "old", "group": "logits"},
+        "official.morphkv_llama",
+        lambda n: {"window": 16},
+        heads="each",
+    ),
+    Pair(
+        "morphkv",
+        lambda n: {"n_sink": 0, "window": 16, "over": "old", "group": "logits", "fuse": "max"},
+        "official.morphkv_llama",
+        lambda n: {"window": 16, "fuse": "max"},
+        heads="each",
+    ),
+    Pair(
+        "morphkv",
+        lambda n: {"n_sink": 0, "window": 16, "over": "old", "group": "max"},
+        "official.morphkv_mistral",
+        lambda n: {"window": 16},
+        reason="the code holds `window` queries with the newest token's own, and fuses all but that one",
+    ),
+    Pair(
+        "morphkv",
+        lambda n: {"n_sink": 0, "window": 16, "over": "old", "group": "max"},
+        "official.morphkv_mistral",
+        lambda n: {"window": 16, "repair": True},
+    ),
+    Pair(
+        "morphkv",
+        lambda n: {"n_sink": 0, "window": 16},
+        "official.morphkv_mistral",
+        lambda n: {"window": 16},
+        reason="ours by default takes the softmax over all rows and the mean over the group",
+    ),
+    Pair(
+        "keyformer",
+        lambda n: {"n_sink": 0, "recent": n * 3 // 10, "noise": "logit", "tau": 1.0},
+        "official.keyformer",
+        lambda n: {"recent": n * 3 // 10},
+        heads="each",
+        reason="the code drops each row that leaves the recent window before it can compete, and for good",
+    ),
+]
