@@ -72,15 +72,34 @@ def methods_for(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo
     if budget is None:
         raise ValueError(f"{_label(chain)}: say how many rows to keep per layer, for example budget=1024")
     if isinstance(budget, str) or not isinstance(budget, Iterable):
-        return _built(chain, {**own, "budget": _plain(budget)}, layers)
+        return _shared(chain, {**own, "budget": _plain(budget)}, layers)
     budgets = [_plain(rows) for rows in budget]
     if len(budgets) != len(layers):
         raise ValueError(f"budget lists {len(budgets)} numbers, and the model has {len(layers)} layers")
     each = [_built(chain, {**own, "budget": rows}, layers) for rows in budgets]
     chosen = [methods[number] for number, methods in enumerate(each)]
-    if [method.budget for method in chosen] != budgets:
+    if [method.budget for method in chosen] != budgets or any(method.share for method in chosen):
         raise ValueError(f"{_label(chain)} sets the budgets of the layers itself: give budget as one number")
     return chosen
+
+
+def _shared(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -> list[Method]:
+    """The methods; where layers share their rows, with the way to build them anew at another budget."""
+    methods = _built(chain, own, layers)
+    share = methods[0].share if methods else None
+    if share is None:
+        return methods
+
+    def at(index: int, rows: int) -> Method:
+        return _built(chain, {**own, "budget": rows}, layers)[index]._replace(share=None)
+
+    try:
+        at(0, share.least)
+    except ValueError as error:
+        raise ValueError(
+            f"{_label(chain)} may leave a layer {share.least} of budget={own['budget']} rows: {error}"
+        ) from error
+    return [method._replace(share=share._replace(at=at)) for method in methods]
 
 
 def _built(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -> list[Method]:

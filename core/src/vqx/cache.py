@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from vqx import lanes
+from vqx.allotment import Allotment
 from vqx.layer import Layer, Plan, admit, placed, stand_ins, watch
 from vqx.options import Options
 from vqx.positions import Rotary
@@ -26,6 +27,7 @@ class EvictingCache:
         rotary: the model's rotary embedding, for compact positions.
         number: the layer's number, for messages.
         updated: called once new rows are there, with the cache.
+        allotment: what the layers decide together, where ``method.share`` says that they do.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class EvictingCache:
         rotary: Rotary | None = None,
         number: int = 0,
         updated: Callable[["EvictingCache"], None] | None = None,
+        allotment: Allotment | None = None,
     ) -> None:
         if options.queries is None:
             raise ValueError("queries=None: a single cache needs 'model', 'keys' or 'centred-keys'")
@@ -51,9 +54,12 @@ class EvictingCache:
             )
         if method.floor is not None:
             _check_shared(method, options)
+        if (method.share is None) != (allotment is None):
+            raise ValueError("layers that share their rows decide together: build them with vqx.make_cache")
         self.plan = Plan(method, options, rotary)
         self.number = number
         self.updated = updated
+        self.allotment = allotment
         self.layer: Layer | None = None
         self.unseen = ""  # why the queries of the last forward could not be used; empty where they were
         self._nan: mx.array | None = None
@@ -77,6 +83,15 @@ class EvictingCache:
             ValueError: NaN keys in the last chunk, another shape than before, queries that were not shown.
         """
         self._check(keys, values)
+        self._decide()
+        if self.allotment is not None and self.layer is not None:
+            waiting = self.allotment.carried(self.number)
+            if not waiting:
+                raise ValueError(
+                    f"layer {self.number}: how much its attention changes was not seen, by which the layers"
+                    " share their rows; let them have one budget"
+                )
+            keys = mx.depends([keys], waiting)[0]
         layer = admit(self.plan, self.layer, keys, values, self.offset)
         watching = self.plan.method.scorer.reads_queries
         queries_of_model = self.plan.options.queries == "model"
@@ -166,7 +181,8 @@ class EvictingCache:
             return []
         rows, seen = self.layer.rows, self.layer.seen
         more = (self._nan, None if seen is None else seen.sinks)
-        return [rows.keys, rows.values, *self.layer.carried, *(a for a in more if a is not None)]
+        waiting = [] if self.allotment is None else self.allotment.carried(self.number)
+        return [rows.keys, rows.values, *self.layer.carried, *waiting, *(a for a in more if a is not None)]
 
     def is_trimmable(self) -> bool:
         """An evicted row cannot come back, and statistics cannot forget."""
@@ -196,6 +212,7 @@ class EvictingCache:
     @property
     def tokens_kept(self) -> int:
         """Rows that remain for the next forward."""
+        self._decide()
         return 0 if self.layer is None else self.plan.rows_next(self.layer)
 
     @property
@@ -224,6 +241,17 @@ class EvictingCache:
     def position(self) -> mx.array:
         """The positions of the rows held, ``[B, H, n]`` int32, in the order in which they are stored."""
         return self._held().rows.position
+
+    def _decide(self) -> None:
+        """Take the method that the layers decide on together, once the least budget may be cut to."""
+        shared, share = self.allotment, self.plan.method.share
+        if shared is None or share is None or self.layer is None:
+            return
+        least = self.plan._replace(method=self.plan.method._replace(budget=share.least))
+        if not shared.chosen and shared.complete and least.due(self.layer):
+            shared.decide()
+        if shared.chosen:
+            self.plan, self.allotment = self.plan._replace(method=shared.chosen[self.number]), None
 
     def _held(self) -> Layer:
         if self.layer is None:

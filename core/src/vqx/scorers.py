@@ -5,7 +5,7 @@ A scorer is a NamedTuple of pure functions over named statistics. Its arithmetic
 token-by-token replay on the host.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -146,6 +146,17 @@ WHOLE = 2**31 - 1
 """The budget of a layer that evicts nothing: no layer reaches it, and its cache grows with the text."""
 
 
+class Share(NamedTuple):
+    """How the layers of a model share their rows, decided once their prompt was read."""
+
+    least: int
+    """Rows that every layer keeps, however it is decided."""
+    budgets: Callable[[Sequence[float]], Sequence[int]]
+    """The cosine of the hidden state before and after each layer's attention -> the layers' budgets."""
+    at: Callable[[int, int], "Method"]
+    """(index of a layer, its budget) -> its method; the engine fills it in."""
+
+
 class Method(NamedTuple):
     """One layer's method: who matters, who is safe, and how many rows stay."""
 
@@ -158,6 +169,8 @@ class Method(NamedTuple):
     floor: float | None = None
     """The heads of a layer share one budget of ``budget`` rows a head, and each keeps this part of its own
     at least; None: every head has its budget alone."""
+    share: Share | None = None
+    """How the layers share their rows, the same for all; None: every layer has its budget alone."""
     merge: Callable[[Held, Any], Any] | None = None
     """(what is held, which rows go ``[B, H, n]``) -> values ``[B, H, n, Dv]``; None: what goes is dropped."""
 

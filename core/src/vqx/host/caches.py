@@ -7,10 +7,12 @@ from typing import Any
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
 
+from vqx.allotment import Allotment
 from vqx.build import chain_of, methods_for, split_options
 from vqx.cache import EvictingCache
-from vqx.host.layers import attention_of
+from vqx.host.layers import attention_of, layer_of
 from vqx.host.layers import own_caches as own_caches
+from vqx.host.residuals import watch_residuals
 from vqx.host.rotaries import rotaries
 from vqx.host.trial import check_budgets, hidden_queries
 from vqx.host.watching import expect, watch_arithmetic, watch_attention
@@ -83,6 +85,10 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
         methods = methods_for(chain, own, layers)
         if any(method.scorer.reads_queries or method.merge is not None for method in methods):
             watch_attention(model)
+        share = methods[0].share
+        if share is not None:
+            blocks = {n: (layer_of(model, n), attention_of(model, n)) for n in evicting}
+            watch_residuals(model, own_caches(model), blocks)
         turning: list[Rotary | None] = [None] * len(evicting)
         compact = run.positions == "compact"
         if compact or any(method.scorer.rotary for method in methods):
@@ -91,8 +97,11 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
 
         def fresh() -> list[Any]:
             caches = own_caches(model)
+            together = None if share is None else Allotment(share, evicting)
             for number, method, options, rotary in zip(evicting, methods, each, turning, strict=True):
-                caches[number] = EvictingCache(method, options, rotary=rotary, number=number, updated=expect)
+                caches[number] = EvictingCache(
+                    method, options, rotary=rotary, number=number, updated=expect, allotment=together
+                )
             return caches
 
         return fresh

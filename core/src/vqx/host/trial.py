@@ -33,14 +33,15 @@ def check_budgets(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
     Raises:
         ValueError: says so.
     """
-    budgets = sorted({cache.plan.method.budget for cache in _evicting(fresh())})
+    budgets = sorted({rows for cache in _evicting(fresh()) for rows in _budgets(cache.plan.method)})
     if len(budgets) < 2:
         return
     shapes, caches = fresh(), fresh()
     model(mx.ones((1, 2), mx.int32), cache=shapes)
-    for shown in _evicting(shapes):
+    for place, shown in enumerate(_evicting(shapes)):
         if shown.layer is not None:
-            rows = 1 + budgets.index(shown.plan.method.budget)
+            method = shown.plan.method
+            rows = 1 + (budgets.index(method.budget) if method.share is None else place % 2)
             held = (shown.layer.rows.keys, shown.layer.rows.values)
             uneven = EvictingCache(_KEEPS_ALL, Options(queries="keys"), number=shown.number)
             uneven.update_and_fetch(*(mx.zeros((*a.shape[:2], rows, a.shape[3]), a.dtype) for a in held))
@@ -52,6 +53,10 @@ def check_budgets(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
             f"budget: {type(model).__module__} masks all layers as its first one, so every layer must keep as"
             " many rows; give one budget for all, and a method that treats all layers alike"
         ) from error
+
+
+def _budgets(method: Method) -> set[int]:
+    return {method.budget} if method.share is None else {method.budget, method.share.least}
 
 
 def _evicting(caches: list[Any]) -> list[EvictingCache]:
