@@ -31,7 +31,7 @@ def chain_of(name: str) -> Chain:
         raise ValueError(f"method {name!r} is not understood; write 'h2o', or 'outer(inner)' for a wrapper")
     chain = tuple(registry.load(part) for part in parts)
     for spec in chain[:-1]:
-        if spec.wrap is None:
+        if spec.wrap is None and spec.share is None:
             raise ValueError(f"{spec.name} wraps no other method, so {name!r} cannot be built")
     return chain
 
@@ -103,12 +103,14 @@ def _shared(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -
 
 
 def _built(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -> list[Method]:
-    *wrappers, base = chain
-    methods = list(base.build(_config(base, own), layers))
-    for spec in reversed(wrappers):
-        if spec.wrap is not None:
-            methods = list(spec.wrap(_config(spec, own), layers, methods))
-    return methods
+    spec, *inner = chain
+    config = _config(spec, own)
+    if not inner:
+        return list(spec.build(config, layers))
+    if spec.share is not None:
+        own = {**own, "budget": list(spec.share(config, layers))}
+    methods = methods_for(tuple(inner), own, layers)
+    return list(spec.wrap(config, layers, methods)) if spec.wrap is not None else methods
 
 
 def _config(spec: MethodSpec, own: Mapping[str, Any]) -> Any:

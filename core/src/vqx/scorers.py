@@ -175,18 +175,29 @@ class Method(NamedTuple):
     """(what is held, which rows go ``[B, H, n]``) -> values ``[B, H, n, Dv]``; None: what goes is dropped."""
 
 
-def accumulated(*, decay: float = 1.0, itself: bool = True) -> Scorer:
+def accumulated(*, decay: float = 1.0, itself: bool = True, per_sighting: bool = False) -> Scorer:
     """Score rows by the attention mass they gathered (H2O, arXiv 2306.14048).
 
-    With ``itself=False`` (keys stand in for queries) a query does not see the row that came with it; the
-    very first row starts with mass 1.
+    Args:
+        decay: multiplies the mass at each query, before its share is added.
+        itself: whether a query sees the row that came with it. False where keys stand in for queries; the
+            very first row then starts with mass 1.
+        per_sighting: divide the mass by the number of queries that could see the row.
     """
 
-    def init(arrivals: Arrivals) -> Mapping[str, npt.NDArray[np.float32]]:
-        return {"mass": arrivals.full(0.0)}
+    def init(arrivals: Arrivals) -> Mapping[str, Any]:
+        counted = {"seen": arrivals.full(0.0)} if per_sighting else {}
+        return {"mass": arrivals.full(0.0), **counted}
 
     def observe(stats: Mapping[str, Any], attention: Attention) -> Mapping[str, Any]:
         gained = attention.mass(decay=decay, itself=itself)
-        return {**stats, "mass": stats["mass"] * decay**attention.length + gained}
+        counted = {"seen": stats["seen"] + attention.sightings(itself=itself)} if per_sighting else {}
+        return {**stats, "mass": stats["mass"] * decay**attention.length + gained, **counted}
 
-    return Scorer(score=lambda held: held.stats["mass"], init=init, observe=observe)
+    def score(held: Held) -> Any:
+        if not per_sighting:
+            return held.stats["mass"]
+        seen = held.stats["seen"]
+        return held.stats["mass"] / (seen + (seen == 0))
+
+    return Scorer(score=score, init=init, observe=observe)

@@ -38,6 +38,9 @@ class MethodSpec:
     """(config, layers) -> one method per layer."""
     wrap: Callable[[Any, Sequence[LayerInfo], Sequence[Method]], Sequence[Method]] | None = None
     """(config, layers, one method per layer) -> the same, wrapped: what ``name(other)`` asks for."""
+    share: Callable[[Any, Sequence[LayerInfo]], Sequence[int]] | None = None
+    """(config, layers) -> budgets of the layers, for which the method inside is then built: a wrapper that
+    only shares rows out, in the place of ``wrap``."""
     alone: Sequence[str] = ()
     """Options that mean nothing around another method, and are refused there unless that method has them."""
     adapted: Mapping[str, object] = field(default_factory=dict)

@@ -67,7 +67,7 @@ class MethodLaws:
         axes: dict[str, Sequence[Any]] = {
             "setting": [*self.settings, *self.pooled_settings],
             "engine": self._engines(),
-            "queries": [engine.queries for engine in self._engines() if engine.cadence == "token"],
+            "queries": [*dict.fromkeys(engine.queries for engine in self._engines())],
             "dtype": [mx.float32, mx.float16, mx.bfloat16],
         }
         for name, values in axes.items():
@@ -152,6 +152,10 @@ class MethodLaws:
         self, setting: Setting, queries: Queries
     ) -> None:
         engine = Options(queries=queries, cadence="token")
+        if engine not in self._engines():
+            with pytest.raises(ValueError, match="use cadence='block'"):
+                self._cache(setting, engine)
+            return
         for name in ("topics", "tiny newest"):
             tokens = stream(name)
             every, first = tokens.length, self.budget + 1

@@ -5,11 +5,11 @@ Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of La
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from vqx import Arrivals, Held, LayerInfo, Method, Scorer, accumulated
+from vqx import LayerInfo, Method, accumulated
 from vqx.options import at_least, one_of, room_beside
 
 
@@ -49,29 +49,10 @@ class H2OConfig:
         return max(self.recent or 0, self.grace)
 
 
-def heavy_hitters(config: H2OConfig, *, itself: bool) -> Scorer:
-    """The accumulated mass, or the mean share over the queries that could see a row."""
-    mass = accumulated(decay=config.decay, itself=itself)
-    if config.normalise is None or mass.observe is None:
-        return mass
-    gather = mass.observe
-
-    def init(arrivals: Arrivals) -> Mapping[str, Any]:
-        return {**mass.init(arrivals), "seen": arrivals.full(0.0)}
-
-    def observe(stats: Mapping[str, Any], attention: Any) -> Mapping[str, Any]:
-        return {**gather(stats, attention), "seen": stats["seen"] + attention.sightings(itself=itself)}
-
-    def score(held: Held) -> Any:
-        seen = held.stats["seen"]
-        return held.stats["mass"] / (seen + (seen == 0))
-
-    return Scorer(score=score, init=init, observe=observe)
-
-
 def h2o(config: H2OConfig, *, itself: bool) -> Method:
     """The method of one layer."""
-    return Method(heavy_hitters(config, itself=itself), config.budget, config.n_sink, config.newest_safe)
+    mass = accumulated(decay=config.decay, itself=itself, per_sighting=config.normalise == "seen")
+    return Method(mass, config.budget, config.n_sink, config.newest_safe)
 
 
 def build(config: H2OConfig, layers: Sequence[LayerInfo]) -> list[Method]:

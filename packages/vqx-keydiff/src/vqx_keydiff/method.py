@@ -6,10 +6,9 @@ Resource-Constrained Environments", 2025, arXiv 2504.15364, section 3.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from vqx import Held, LayerInfo, Method, Scorer
-from vqx.norms import unit
+from vqx import LayerInfo, Method, Scorer
+from vqx.distinctness import distinctness
 from vqx.options import room_beside
 
 
@@ -31,14 +30,7 @@ class KeyDiffConfig:
         room_beside(self.budget, self.n_sink, self.recent)
 
 
-def unlikeness(held: Held) -> Any:
-    """-cos(key, mean direction of the keys held), ``[B, H, n]``."""
-    directions = unit(held.keys)
-    anchor = unit(directions.mean(axis=2, keepdims=True))
-    return -(directions * anchor).sum(axis=-1)
-
-
 def build(config: KeyDiffConfig, layers: Sequence[LayerInfo]) -> list[Method]:
     """One method per layer."""
-    method = Method(Scorer(score=unlikeness), config.budget, config.n_sink, config.recent)
+    method = Method(Scorer(score=distinctness), config.budget, config.n_sink, config.recent)
     return [method] * len(layers)
