@@ -11,7 +11,7 @@ from vqx_eval.command import command
 from vqx_eval.setup import numbers, tasks_named
 
 QUICK = [
-    "--texts", "text.txt", "--samples", "5", "--prompt-tokens", "650", "--answer-tokens", "8",
+    "--texts", "text.txt", "--samples", "2", "--prompt-tokens", "650", "--answer-tokens", "8",
     "--budgets", "48",
     "--write-tokens", "80", "--stream-tokens", "300", "--methods", "toy-newest", "--json",
 ]  # fmt: skip
@@ -24,6 +24,10 @@ def test_methods_are_written_with_their_options() -> None:
         Setting("snapkv", {"prompt": "whole"}),
         Setting("protect(h2o)", {"recent": None}),
     ]
+
+
+def test_no_method_is_no_setting() -> None:
+    assert settings([]) == []
 
 
 @pytest.mark.parametrize("text", ["decay=1", "h2o:decay", "h2o,=3"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from vqx_eval.report import report
-from vqx_eval.summary import Spread, spread, tables, verdict
+from vqx_eval.summary import Spread, spread, student, tables, verdict
 from vqx_eval.task import Figure, Task
 
 LOSS = Figure("loss", "lower", "nats")
@@ -99,3 +99,12 @@ def test_lower_is_better_for_a_loss_and_not_for_a_match(mean: float, said: str) 
     opposite = {"worse": "better", "better": "worse", "even": "even"}[said]
     assert verdict(LOSS, Spread(mean, 0.02, 5)) == said
     assert verdict(MATCH, Spread(mean, 0.02, 5)) == opposite
+
+
+@pytest.mark.parametrize(("freedom", "exact"), [(4, 2.776), (10, 2.228), (30, 2.042), (1000, 1.962)])
+def test_few_samples_must_differ_by_more(freedom: int, exact: float) -> None:
+    assert student(freedom) == pytest.approx(exact, rel=0.02)
+
+
+def test_two_samples_are_too_few_to_tell() -> None:
+    assert verdict(LOSS, Spread(1.0, 0.0, 2)) == "even"

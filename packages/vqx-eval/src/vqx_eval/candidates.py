@@ -38,7 +38,7 @@ def settings(texts: Sequence[str]) -> list[Setting]:
         ValueError: an option without a value or a name.
     """
     found: list[Setting] = []
-    for piece in re.split(r"[\s,]+", " ".join(texts).strip()):
+    for piece in re.findall(r"[^\s,]+", " ".join(texts)):
         name, colon, option = piece.partition(":") if ":" in piece.split("=")[0] else ("", "", piece)
         if not colon and "=" not in piece:
             found.append(Setting(piece, {}))

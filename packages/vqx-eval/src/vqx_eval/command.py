@@ -14,8 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from vqx.host.models import EMBEDDED
 
 from vqx_eval.candidates import check, settings
+from vqx_eval.plan import jobs
 from vqx_eval.report import report
-from vqx_eval.run import jobs, run
+from vqx_eval.run import run
+from vqx_eval.samples import to_json
 from vqx_eval.setup import bases, circumstances, prepare, tasks_named
 from vqx_eval.store import open_store
 from vqx_eval.summary import tables
@@ -36,7 +38,7 @@ HELP = {
     "write-tokens": "Tokens that the model writes by itself (long-generation).",
     "stream-tokens": "Tokens of a stream. Default: half more than the model was trained for, at most 16,384.",
     "half": "Choose settings on one half of the samples, report them on the other.",
-    "out": "Folder for pieces.jsonl (a run started again goes on there), report.md and report.json.",
+    "out": "Folder for pieces, samples, report and pictures; a run started again goes on there.",
     "plugin": "Import this module's methods without its being installed (for a checkout).",
     "batch": "Samples read at once.",
     "chunk": "Tokens of a prompt read at once.",
@@ -95,8 +97,9 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
     plan, engine = prepare(asked, maps=plots, **given)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("samples and caches", total=None)
         todo = list(jobs(plan, engine))
-        bar = progress.add_task("", total=sum(len(job.candidates) for job in todo))
+        progress.update(bar, total=sum(len(job.candidates) for job in todo))
 
         def begin(title: str, done: int) -> None:
             progress.update(bar, description=title, completed=done)
@@ -105,6 +108,8 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
     found = tables(pieces, TASKS)
     text = report(found, circumstances(plan, given))
     if out is not None:
+        read = {(s.task, len(s.context), s.number): s for job in todo for s in job.batch.samples}
+        (out / "samples.jsonl").write_text(to_json([*read.values()]), encoding="utf-8")
         (out / "report.json").write_text(json.dumps(pieces, indent=1) + "\n", encoding="utf-8")
         if draw is not None:
             pictures = draw(found, pieces, out)

@@ -56,7 +56,7 @@ def verdicts(tables: Sequence[Table]) -> Iterator[str]:
 def _about(about: Mapping[str, object]) -> Iterator[str]:
     yield (
         "Means over samples ± their standard error. Differences are paired, sample by sample, and called one"
-        " beyond two standard errors; with many comparisons some will be called wrongly."
+        " where 0 lies outside their 95 % interval; with many comparisons some will be called wrongly."
     )
     yield ""
     for name, value in about.items():

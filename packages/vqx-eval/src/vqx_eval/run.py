@@ -1,75 +1,17 @@
 """One run: every task, protocol, batch and candidate that is not there yet, the full cache shared."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import mlx.core as mx
-from vqx import Setting
 
-from vqx_eval.candidates import STREAMING, Candidate, Engine, label
+from vqx_eval.candidates import Candidate
 from vqx_eval.kept import kept_map, kept_rows
-from vqx_eval.layers import chance, one_layer
-from vqx_eval.samples import Batch, Half, Protocol, batches, digest
+from vqx_eval.plan import Job
+from vqx_eval.samples import digest
 from vqx_eval.store import Piece, Store
-from vqx_eval.task import Reference, Task, Wanted
-
-
-class Plan(NamedTuple):
-    """What is to be measured."""
-
-    model: str
-    tasks: Sequence[Task]
-    settings: Sequence[Setting]
-    budgets: Sequence[int]
-    wanted: Sequence[Wanted]  # one for each length of prompt
-    batch: int = 16
-    half: Half | None = None
-    protocols: Sequence[Protocol] = ("plain", "aware", "agnostic")
-    maps: bool = False  # note which tokens the first sample of a task kept
-
-
-class Job(NamedTuple):
-    """One batch of a task, and everything that is run on it."""
-
-    about: tuple[str, int]  # the model and the length of a chunk
-    task: Task
-    batch: Batch
-    full: Candidate
-    maps: bool
-    candidates: list[Candidate | Piece]  # a piece where a candidate cannot be had, with the reason
-
-
-def jobs(plan: Plan, engine: Engine) -> Iterator[Job]:
-    """Every batch with its candidates; nothing is read yet."""
-    for task in plan.tasks:
-        lengths = plan.wanted if task.group in ("fidelity", "retrieval") else plan.wanted[:1]
-        for protocol in (protocol for protocol in task.protocols if protocol in plan.protocols):
-            among = list(candidates(plan, engine, task, protocol))
-            for wanted in lengths:
-                samples = [s for s in task.make(wanted) if plan.half in (None, s.half)]
-                for number, batch in enumerate(batches(samples, protocol, plan.batch)):
-                    maps = plan.maps and number == 0 and bool(batch.samples[0].context)
-                    yield Job((plan.model, engine.chunk), task, batch, engine.full(), maps, among)
-
-
-def candidates(plan: Plan, engine: Engine, task: Task, protocol: Protocol) -> Iterator[Candidate | Piece]:
-    """The full cache, then for each budget mlx-lm's rotating cache, streaming and the methods asked for.
-
-    Without a model random eviction stands in for the first two.
-    """
-    alone = task.group == "model-free"
-    beside = Setting(STREAMING, {})
-    asked = [*([] if beside in plan.settings else [beside]), *plan.settings]
-    if not alone:
-        yield engine.full()
-    for budget in plan.budgets:
-        yield chance(budget) if alone else engine.rotating(budget)
-        for setting in (variant for one in asked for variant in task.variants(one)):
-            try:
-                yield one_layer(setting, budget) if alone else engine.evicting(setting, budget, protocol)
-            except ValueError as error:
-                yield {"label": label(setting), "budget": budget, "skipped": str(error)}
+from vqx_eval.task import Reference
 
 
 def run(todo: Iterable[Job], store: Store, *, begin: Callable[[str, int], None]) -> list[Piece]:
@@ -90,11 +32,16 @@ def run(todo: Iterable[Job], store: Store, *, begin: Callable[[str, int], None])
                 continue
             about = {**_about(job), "label": candidate.label, "budget": candidate.budget}
             key = _key(job, candidate)
-            if key not in store.pieces:
+            if not _there(job, store.pieces.get(key)):
                 begin(_title(about), len(found))
                 store.add({"key": key, **about, **_measured(job, candidate, reference)})
             found.append(store.pieces[key])
     return found
+
+
+def _there(job: Job, piece: Piece | None) -> bool:
+    """Whether a piece of an earlier run will do: a picture may want a map that nobody wanted then."""
+    return piece is not None and not (job.maps and "evicted" in piece and "map" not in piece)
 
 
 def _measured(job: Job, candidate: Candidate, reference: Reference) -> dict[str, Any]:
@@ -131,6 +78,4 @@ def _title(about: Piece) -> str:
 
 def _key(job: Job, candidate: Candidate) -> str:
     """Everything that the figures depend on; another setting is another key."""
-    return digest(
-        [job.about, job.task.name, job.batch, job.maps, candidate.label, candidate.budget, candidate.options]
-    )
+    return digest([job.about, job.task.name, job.batch, candidate.label, candidate.budget, candidate.options])

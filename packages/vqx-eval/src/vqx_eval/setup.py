@@ -14,7 +14,7 @@ from vqx import Setting
 from vqx.host.models import load_model
 
 from vqx_eval.candidates import Engine, settings
-from vqx_eval.run import Plan
+from vqx_eval.plan import Plan
 from vqx_eval.task import Task, Wanted
 from vqx_eval.tasks import load_tasks
 from vqx_eval.texts import load_texts

@@ -66,6 +66,10 @@ def _sheet(cells: Cells, rows: list[int], heading: str, said: str) -> Any:
         axis.set_title(wrapped(label, 28), fontsize=9)
         axis.set_xticks(range(len(steps)), [f"{100 * depth:.0f}" for depth in steps])
         axis.set_yticks(range(len(rows)), [f"{row:,}" for row in rows])
+        axis.set_xticks([x - 0.5 for x in range(1, len(steps))], minor=True)
+        axis.set_yticks([y - 0.5 for y in range(1, len(rows))], minor=True)
+        axis.grid(which="minor", color="white", linewidth=1.5)
+        axis.tick_params(which="minor", length=0)
         axis.spines[:].set_visible(False)
         axis.tick_params(length=0)
     for axis in axes[:, 0]:

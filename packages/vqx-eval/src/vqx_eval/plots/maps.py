@@ -9,6 +9,7 @@ from vqx_eval.plots.style import sheet
 from vqx_eval.report import PROTOCOL
 from vqx_eval.store import Piece
 
+FACT = "#D55E00"
 MOST = 8
 """Candidates in one picture."""
 
@@ -23,6 +24,8 @@ def maps(pieces: Sequence[Piece]) -> Iterator[tuple[str, Any]]:
         here = [piece for piece in ours if (piece["length"], piece["budget"]) == (length, budget)][:MOST]
         drawn, axes = sheet(len(here), 1, width=8.5, height=1.15)
         said = f"{task}{PROTOCOL[protocol]}:\ntokens kept of the first sample, {budget:,} rows per layer"
+        if here[0]["samples"][0].get("places"):
+            said += "; shaded: what is asked for"
         drawn.suptitle(said, fontsize=10)
         for axis, piece in zip(axes[:, 0], here, strict=True):
             _strip(axis, piece)
@@ -37,8 +40,4 @@ def _strip(axis: Any, piece: Piece) -> None:
     axis.set_ylabel("layer")
     axis.set_yticks([0, len(shares) - 1])
     for first, last in piece["samples"][0].get("places", [])[:1]:
-        axis.axvspan(first - 0.5, last - 0.5, color="#D55E00", alpha=0.25, linewidth=0)
-        axis.annotate(
-            "fact", ((first + last) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom",
-            fontsize=8, color="#D55E00", annotation_clip=False,
-        )  # fmt: skip
+        axis.axvspan(first - 0.5, last - 0.5, color=FACT, alpha=0.25, linewidth=0)
