@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import vqx
 from click.testing import CliRunner
+from vqx.fingerprint import fingerprint
 from vqx_qfilters import QFiltersConfig, command
-from vqx_qfilters.filters import EMBEDDED, Filters, load, probe, save
+from vqx_qfilters.filters import EMBEDDED, Filters, load, save
 
 
 class Attention(nn.Module):
@@ -35,7 +36,7 @@ def layers() -> Callable[[int, int], list[vqx.LayerInfo]]:
 def made(tmp_path: Path, layers: Any) -> Path:
     """Filters of two layers of the model with seed 1."""
     path = tmp_path / "filters.safetensors"
-    own = probe([layer.attention for layer in layers(1, 2)])
+    own = fingerprint([layer.attention for layer in layers(1, 2)])
     save(Filters(mx.random.normal((2, 2, 16)).astype(mx.float16), own), path)
     return path
 
@@ -47,7 +48,7 @@ def built(path: Path | None, layers: list[vqx.LayerInfo]) -> Any:
 def test_what_is_saved_is_loaded(made: Path, layers: Any) -> None:
     found = load(made)
     assert (found.directions.shape, found.directions.dtype) == ((2, 2, 16), mx.float16)
-    assert found.made_for(probe([layer.attention for layer in layers(1, 2)]))
+    assert found.made_for(fingerprint([layer.attention for layer in layers(1, 2)]))
 
 
 def test_the_model_they_were_made_for_may_be_quantised(made: Path, layers: Any) -> None:
@@ -134,7 +135,7 @@ def test_the_command_saves_what_it_made(tmp_path: Path, monkeypatch: pytest.Monk
     result = CliRunner().invoke(command.command, ["some-model", "--out", str(out)], catch_exceptions=False)
     assert result.output == f"{out}: 2 layers of 2 heads, directions of 16 numbers\n"
     assert [len(piece) for piece in seen] == [2048] * (len(seen) - 1) + [len(seen[-1])]
-    assert load(out).made_for(probe([attentions[number].attention for number in (1, 3)]))
+    assert load(out).made_for(fingerprint([attentions[number].attention for number in (1, 3)]))
 
 
 def test_a_text_without_tokens_is_refused() -> None:

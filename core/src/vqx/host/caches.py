@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache
 
 from vqx.allotment import Allotment
 from vqx.build import chain_of, methods_for, split_options
 from vqx.cache import EvictingCache
-from vqx.host.layers import attention_of, layer_of
+from vqx.host.layers import attention_of, layer_of, plain_layers
 from vqx.host.layers import own_caches as own_caches
 from vqx.host.residuals import watch_residuals
 from vqx.host.rotaries import rotaries
@@ -72,7 +71,7 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
     """Check method and options against the model once; the result makes fresh caches at every call."""
     chain = chain_of(method)
     own, engine = split_options(chain, options)
-    evicting = [number for number, cache in enumerate(own_caches(model)) if type(cache) is KVCache]
+    evicting = plain_layers(model)
     if not evicting:
         raise ValueError(
             f"{type(model).__module__}: this model makes no plain key-value cache, so there is nothing to"

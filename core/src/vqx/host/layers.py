@@ -18,6 +18,11 @@ def own_caches(model: nn.Module) -> list[Any]:
     return [KVCache() for _ in model.layers]
 
 
+def plain_layers(model: nn.Module) -> list[int]:
+    """The numbers of the caches that hold plain keys and values: those that can evict."""
+    return [number for number, cache in enumerate(own_caches(model)) if type(cache) is KVCache]
+
+
 def layer_of(model: nn.Module, number: int) -> nn.Module | None:
     """The layer that fills the cache of this number; None where that cannot be told."""
     caches, layers = own_caches(model), list(getattr(model, "layers", []))

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 import mlx.nn as nn
-from vqx.host.caches import attention_of
+from vqx.fingerprint import fingerprint
+from vqx.host.layers import attention_of
 from vqx.host.models import EMBEDDED, load_model
 from vqx.host.queries import queries_of
 
-from vqx_qfilters.filters import Filters, directions, probe, save
+from vqx_qfilters.filters import Filters, directions, save
 
 PIECE = 2048
 """Tokens that are read at once: the paper's length of a calibration sequence."""
@@ -56,7 +57,7 @@ def calibrate(model: nn.Module, texts: Sequence[Sequence[int]]) -> Filters:
         raise ValueError("no tokens to read: give a text")
     seen = [queries_of(model, piece) for piece in pieces]
     attentions: list[Any] = [attention_of(model, number) for number in seen[0]]
-    return Filters(directions([list(queries.values()) for queries in seen]), probe(attentions))
+    return Filters(directions([list(queries.values()) for queries in seen]), fingerprint(attentions))
 
 
 def default_text() -> str:

@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
+from vqx.fingerprint import same_model
 
 FORMAT = "vqx-qfilters-1"
 EMBEDDED = Path(str(files("vqx_qfilters") / "embedded.safetensors"))
 """The filters of the embedded model (SmolLM2-135M-Instruct), made by the command from its own text."""
-
-PROBED = 16
-"""Numbers per layer that say which model filters were made for."""
-ALIKE = 0.9
-"""Least cosine of two probes of one model: quantised or tuned on, a model stays above, another is near 0."""
 
 
 class Filters(NamedTuple):
@@ -28,12 +23,7 @@ class Filters(NamedTuple):
 
     def made_for(self, probe: mx.array | None) -> bool:
         """Whether the model with this probe is the one they were made for; True where neither can tell."""
-        if probe is None or self.probe is None:
-            return probe is None and self.probe is None
-        if probe.shape != self.probe.shape:
-            return False
-        a, b = probe.flatten(), self.probe.flatten()
-        return bool((mx.sum(a * b) >= ALIKE * mx.linalg.norm(a) * mx.linalg.norm(b)).item())
+        return same_model(self.probe, probe)
 
 
 def directions(queries: Sequence[Sequence[mx.array]]) -> mx.array:
@@ -52,19 +42,6 @@ def _direction(texts: Sequence[mx.array]) -> npt.NDArray[np.float64]:
     along = (np.einsum("hgsd,hgd->hgs", rows, main) > 0).mean(axis=-1, keepdims=True)
     found: npt.NDArray[np.float64] = np.where(along > 0.5, -main, main).mean(axis=1)
     return found
-
-
-def probe(attentions: Sequence[nn.Module | None]) -> mx.array | None:
-    """What the query projections make of one fixed input: ``[L, PROBED]``; None where a layer has none."""
-    found = []
-    for attention in attentions:
-        projection: Any = getattr(attention, "q_proj", None)
-        weight = getattr(projection, "weight", None)
-        if weight is None:
-            return None
-        width = weight.shape[1] * 32 // projection.bits if hasattr(projection, "bits") else weight.shape[1]
-        found.append(projection(mx.cos(mx.arange(width))[None])[0, :PROBED].astype(mx.float32))
-    return mx.stack(found)
 
 
 def save(filters: Filters, path: Path) -> None:

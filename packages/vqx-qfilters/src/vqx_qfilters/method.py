@@ -11,10 +11,11 @@ from typing import Any
 
 import mlx.core as mx
 from vqx import Arrivals, LayerInfo, Method, Scorer
+from vqx.fingerprint import fingerprint
 from vqx.norms import wide
 from vqx.options import room_beside
 
-from vqx_qfilters.filters import EMBEDDED, Filters, load, probe
+from vqx_qfilters.filters import EMBEDDED, Filters, load
 
 COMMAND = "vqx qfilters MODEL --out FILE"
 
@@ -73,7 +74,7 @@ def build(config: QFiltersConfig, layers: Sequence[LayerInfo]) -> list[Method]:
 def _fitting(path: str | os.PathLike[str] | None, layers: Sequence[LayerInfo]) -> Filters:
     """The filters at ``path``, or those of the embedded model, if they were made for these layers."""
     found = load(EMBEDDED if path is None else Path(path))
-    own = probe([layer.attention for layer in layers])
+    own = fingerprint([layer.attention for layer in layers])
     wrong = ""
     if found.directions.shape[0] != len(layers):
         wrong = f"they are for {found.directions.shape[0]} layers, and the model has {len(layers)}"
