@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models import base, llama
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
-from vqx import EvictingCache, attach, detach, make_cache
+from vqx import EvictingCache, UnknownMethod, attach, detach, make_cache
 from vqx.host.layers import attention_of
 from vqx.host.watching import watch_attention
 from vqx.rows import filled
@@ -490,3 +490,27 @@ def test_keys_that_the_model_does_not_turn_are_not_turned_for_compact_positions(
         assert cache.layer is not None
         assert cache.layer.evicted
         assert mx.array_equal(cache.keys_and_values()[0], filled(cache.layer.rows)[0]).item()
+
+
+def test_without_a_method_the_best_is_taken_or_its_package_named(
+    tiny_llama: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vqx.host import caches
+
+    with pytest.raises(
+        UnknownMethod, match="'fusion', and it is not installed: pip install vqx-fusion"
+    ):
+        make_cache(tiny_llama(), budget=16)
+    best = {"anywhere": ("toy", {}), "end": ("toy-newest", {"prompt": "whole"})}
+    monkeypatch.setattr(caches, "BEST", best)
+    plain, asked = (make_cache(tiny_llama(), budget=16, question=q)[0].plan for q in ("anywhere", "end"))
+    assert (plain.method.recent, plain.options.prompt) == (2, "chunks")
+    assert (asked.method.recent, asked.options.prompt) == (0, "whole")
+    named = make_cache(tiny_llama(), "toy", budget=16, question="end")[0].plan
+    assert (named.method.recent, named.options.prompt) == (2, "whole")
+    assert (
+        make_cache(tiny_llama(), budget=16, question="end", prompt="chunks")[0].plan.options.prompt
+        == "chunks"
+    )
+    with pytest.raises(ValueError, match="question='start' is not known; choose one of 'anywhere', 'end'"):
+        make_cache(tiny_llama(), budget=16, question="start")

@@ -1,13 +1,13 @@
 """Evicting caches for a model of mlx-lm: built fresh for each call, attached to a model, detached again."""
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import mlx.nn as nn
 
 from vqx.allotment import Allotment
-from vqx.build import chain_of, methods_for, split_options
+from vqx.build import Chain, chain_of, methods_for, split_options
 from vqx.cache import EvictingCache
 from vqx.host.layers import attention_of, layer_of, plain_layers
 from vqx.host.layers import own_caches as own_caches
@@ -15,14 +15,25 @@ from vqx.host.residuals import watch_residuals
 from vqx.host.rotaries import rotaries
 from vqx.host.trial import check_budgets, hidden_queries
 from vqx.host.watching import expect, watch_arithmetic, watch_attention
-from vqx.options import Options, Queries
+from vqx.options import Options, Queries, one_of
 from vqx.positions import Rotary
+from vqx.registry import UnknownMethod
 from vqx.spec import LayerInfo
 
 _BEFORE = "_make_cache_before_vqx"
 
+Question: TypeAlias = Literal["anywhere", "end"]
 
-def make_cache(model: nn.Module, method: str, **options: Any) -> list[Any]:
+BEST: Mapping[Question, tuple[str, Mapping[str, Any]]] = {
+    "anywhere": ("fusion", {}),
+    "end": ("tova", {"prompt": "whole"}),
+}
+"""Method and engine options where none are named: those that the comparison in the docs found best."""
+
+
+def make_cache(
+    model: nn.Module, method: str | None = None, *, question: Question = "anywhere", **options: Any
+) -> list[Any]:
     """Caches for one sequence or batch: pass them as ``prompt_cache`` to mlx-lm.
 
     Layers that hold plain key-value caches get evicting ones; sliding-window and state-space layers stay
@@ -30,7 +41,10 @@ def make_cache(model: nn.Module, method: str, **options: Any) -> list[Any]:
 
     Args:
         model: a model of mlx-lm.
-        method: the name of an installed method (``vqx.names()``).
+        method: the name of an installed method (``vqx.names()``), or wrappers around one,
+            ``"layerwise(fusion)"``. None: the best measured, ``fusion``, or ``tova`` with ``question="end"``.
+        question: ``end`` for prompts that end in their question: nothing is evicted before it was read
+            (``prompt="whole"``), so memory is bounded from the first generated token on.
         options: ``budget``, the most rows per layer between forwards, one number or one per layer; the
             method's other options; and the engine's (``vqx.Options``).
 
@@ -42,16 +56,18 @@ def make_cache(model: nn.Module, method: str, **options: Any) -> list[Any]:
             caches, ``queries="model"``, ``positions="compact"`` or budgets that differ where the model does
             not allow them.
     """
-    return cache_factory(model, method, **options)()
+    return cache_factory(model, method, question=question, **options)()
 
 
-def attach(model: nn.Module, method: str, **options: Any) -> None:
+def attach(
+    model: nn.Module, method: str | None = None, *, question: Question = "anywhere", **options: Any
+) -> None:
     """Let every later generation, server or batch call on ``model`` use evicting caches.
 
     Options as for :func:`make_cache`, checked now; each call gets fresh caches. Attaching again replaces
     what was attached.
     """
-    factory = cache_factory(model, method, **options)
+    factory = cache_factory(model, method, question=question, **options)
     if not hasattr(model, _BEFORE):
         object.__setattr__(model, _BEFORE, model.__dict__.get("make_cache"))
     object.__setattr__(model, "make_cache", factory)
@@ -67,10 +83,15 @@ def detach(model: nn.Module) -> None:
         object.__setattr__(model, "make_cache", before)
 
 
-def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[], list[Any]]:
+def cache_factory(
+    model: nn.Module, method: str | None = None, *, question: Question = "anywhere", **options: Any
+) -> Callable[[], list[Any]]:
     """Check method and options against the model once; the result makes fresh caches at every call."""
-    chain = chain_of(method)
-    own, engine = split_options(chain, options)
+    one_of("question", question, tuple(BEST))
+    best, engine = BEST[question]
+    chain = _best(best) if method is None else chain_of(method)
+    own, given = split_options(chain, options)
+    engine = {**engine, **given}
     evicting = plain_layers(model)
     if not evicting:
         raise ValueError(
@@ -115,6 +136,17 @@ def cache_factory(model: nn.Module, method: str, **options: Any) -> Callable[[],
         fresh = factory(["centred-keys" if number in hidden else "model" for number in evicting])
     check_budgets(model, fresh)
     return fresh
+
+
+def _best(name: str) -> Chain:
+    """The method taken where none is named."""
+    try:
+        return chain_of(name)
+    except UnknownMethod as error:
+        raise UnknownMethod(
+            f"where no method is named vqx takes {name!r}, and it is not installed: pip install vqx-{name},"
+            " or name another (vqx.names() lists those installed)"
+        ) from error
 
 
 def _say_hidden(model: nn.Module, hidden: dict[int, str], *, whole: bool, asked: bool) -> None:
