@@ -95,10 +95,21 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
         raise ValueError("--plots draws into a folder: say which with --out")
     draw = _drawing() if plots else None
     plan, engine = prepare(asked, maps=plots, **given)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    tokens = TextColumn("{task.fields[tokens]:,} tokens")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        tokens,
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("samples and caches", total=None)
-        todo = list(jobs(plan, engine))
+        bar = progress.add_task("samples and caches", total=None, tokens=0)
+
+        def advance(read: int) -> None:
+            progress.update(bar, tokens=progress.tasks[bar].fields["tokens"] + read)
+
+        todo = list(jobs(plan, engine._replace(advance=advance)))
         progress.update(bar, total=sum(len(job.candidates) for job in todo))
 
         def begin(title: str, done: int) -> None:

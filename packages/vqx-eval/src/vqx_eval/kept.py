@@ -8,16 +8,16 @@ from vqx import EvictingCache
 from vqx.layer import settle
 
 
-def kept_rows(reading: Any) -> dict[str, int]:
-    """Most rows that a layer keeps, most that one evicted, bytes kept; nothing for other caches."""
-    evicting = [cache for cache in _caches(reading) if isinstance(cache, EvictingCache)]
-    if not evicting:
-        return {}
-    return {
-        "rows": max(cache.tokens_kept for cache in evicting),
-        "evicted": max(cache.tokens_seen - cache.tokens_kept for cache in evicting),
-        "kept_bytes": sum(cache.kept_bytes for cache in evicting),
-    }
+def kept_rows(reading: Any) -> dict[str, float]:
+    """Rows kept, a mean over layers; of ours also the most that a layer evicted, and the bytes kept."""
+    caches = _caches(reading)
+    evicting = [cache for cache in caches if isinstance(cache, EvictingCache)]
+    sizes = [_rows(cache) for cache in caches if hasattr(cache, "size")]
+    found: dict[str, float] = {"rows": sum(sizes) / len(sizes)} if sizes else {}
+    if evicting:
+        found["evicted"] = max(cache.tokens_seen - cache.tokens_kept for cache in evicting)
+        found["kept_bytes"] = sum(cache.kept_bytes for cache in evicting)
+    return found
 
 
 def kept_map(reading: Any) -> list[str]:
@@ -27,6 +27,10 @@ def kept_map(reading: Any) -> list[str]:
 
 def _caches(reading: Any) -> list[Any]:
     return [reading] if isinstance(reading, EvictingCache) else getattr(reading, "caches", [])
+
+
+def _rows(cache: Any) -> int:
+    return int(cache.tokens_kept if isinstance(cache, EvictingCache) else cache.size())
 
 
 def _digits(cache: EvictingCache) -> str:

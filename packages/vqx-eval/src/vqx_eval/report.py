@@ -70,6 +70,7 @@ def _table(table: Table) -> Iterator[str]:
     headings = [
         "budget",
         "cache",
+        "rows",
         *(f"{f.name} ({_good(f)})" for f in figures),
         f"{first.name} over {STREAMING}",
     ]
@@ -78,16 +79,16 @@ def _table(table: Table) -> Iterator[str]:
     for cell in table.cells:
         budget = "all" if cell.budget is None else f"{cell.budget:,}"
         if cell.skipped:
-            yield f"| {budget} | {cell.label} | not run: {cell.skipped} |{' |' * len(figures)}"
+            yield f"| {budget} | {cell.label} | not run: {cell.skipped} |{' |' * (len(figures) + 1)}"
             continue
+        rows = "" if math.isnan(cell.rows) else f"{cell.rows:,.0f}"
         label = f"{cell.label} (nothing was evicted)" if cell.whole else cell.label
         values = [_value(figure, cell.figures[figure.name]) for figure in figures]
-        yield f"| {' | '.join([budget, label, *values, _over(first, cell)])} |"
+        yield f"| {' | '.join([budget, label, rows, *values, _over(first, cell)])} |"
     counts = sorted({spread.samples for cell in table.cells for spread in cell.figures.values()})
     yield ""
-    yield (
-        f"{' to '.join(map(str, counts))} samples. " + "; ".join(f"{f.name}: {f.unit}" for f in figures) + "."
-    )
+    units = "; ".join(f"{figure.name}: {figure.unit}" for figure in figures)
+    yield f"{' to '.join(map(str, counts))} samples. rows: kept at the end, a mean over layers; {units}."
 
 
 def _over(figure: Figure, cell: Cell) -> str:

@@ -31,6 +31,7 @@ class Cell(NamedTuple):
     figures: dict[str, Spread]
     over_streaming: dict[str, Spread]  # paired; empty for the full cache and for streaming itself
     skipped: str = ""
+    rows: float = math.nan  # kept at the end, a mean over layers
     whole: bool = False  # bounded, and yet nothing was evicted: the figures say nothing about the method
 
 
@@ -79,11 +80,13 @@ def student(freedom: int) -> float:
 def _cells(figures: Sequence[Figure], pieces: list[Piece]) -> list[Cell]:
     samples: dict[tuple[str, int | None], dict[int, dict[str, float]]] = defaultdict(dict)
     skipped: dict[tuple[str, int | None], str] = {}
+    rows: dict[tuple[str, int | None], float] = {}
     evicted: dict[tuple[str, int | None], int] = {}  # -1 where that is not known
     for piece in pieces:
         where = piece["label"], piece["budget"]
         samples[where].update({sample["number"]: sample for sample in piece["samples"]})
         skipped[where] = piece.get("skipped", "")
+        rows[where] = piece.get("rows", math.nan)
         evicted[where] = max(evicted.get(where, -1), piece.get("evicted", -1))
     cells = []
     for (label, budget), own in samples.items():
@@ -97,6 +100,7 @@ def _cells(figures: Sequence[Figure], pieces: list[Piece]) -> list[Cell]:
                 {name: spread([sample[name] for sample in own.values()]) for name in names},
                 {name: spread([own[n][name] - beside[n][name] for n in paired]) for name in names if paired},
                 skipped[label, budget],
+                rows[label, budget],
                 evicted[label, budget] == 0,
             )
         )
