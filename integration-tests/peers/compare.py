@@ -91,11 +91,9 @@ def coded(rows: torch.Tensor) -> np.ndarray:
     return np.ascontiguousarray(rows[:, :4].numpy()).view(np.complex128)[:, 0]
 
 
-def theirs(
-    make: Callable[[], Peer], forwards: list[Forward], keys: torch.Tensor, late: bool
-) -> Iterator[Any]:
+def theirs(make: Callable[[], Peer], forwards: list[Forward], late: bool) -> Iterator[list[set[int]]]:
     """The positions held at the prompt's end and after each step, a set for each head."""
-    peer = make()
+    peer, keys = make(), torch.cat([forward.keys[0] for forward in forwards], dim=1)
     for number, forward in enumerate(forwards):
         held = positions(peer(forward), keys)
         if not late:
@@ -104,29 +102,37 @@ def theirs(
             yield [places - {forward.start} for places in held]
 
 
+def late(pair: Pair) -> bool:
+    """Theirs evicts inside the forward after."""
+    return bool(getattr(getattr(official, pair.theirs.partition(".")[2], None), "late", False))
+
+
+def forwards_of(pair: Pair, recording: Recording, layer: int, text: int) -> list[Forward]:
+    """The prompt and the tokens after it, as theirs is given them."""
+    tensors, about, model, *_ = recording
+    arrays = [torch.from_numpy(tensors[name][layer, text])[None] for name in TENSORS]
+    if pair.heads == "each":
+        group = arrays[0].shape[1] // arrays[1].shape[1]
+        arrays[1:3] = (array.repeat_interleave(group, dim=1) for array in arrays[1:3])
+    steps = about["steps"] if pair.decode else 0
+    ends = [0, *range(about["prompt"], about["prompt"] + steps + 1 + late(pair))]
+    noise, module = torch.from_numpy(tensors["noise"][layer]), model.model.layers[layer].self_attn
+    return [
+        Forward(*(array[..., first:last, :] for array in arrays), first, module, noise)
+        for first, last in pairwise(ends)
+    ]
+
+
 def compared(pair: Pair, ours: np.ndarray, make: Callable[[], Peer], recording: Recording) -> np.ndarray:
     """Shares of equal rows ``[moment, set]``; ours ``[L, moments, B, H, n]``."""
-    tensors, about, model, layers, _ = recording
-    late = getattr(getattr(official, pair.theirs.partition(".")[2], None), "late", False)
-    steps = about["steps"] if pair.decode else 0
     shares = []
-    for layer, batch in product(layers, range(ours.shape[2])):
-        arrays = [torch.from_numpy(tensors[name][layer, batch])[None] for name in TENSORS]
-        if pair.heads == "each":
-            group = arrays[0].shape[1] // arrays[1].shape[1]
-            arrays[1:3] = (array.repeat_interleave(group, dim=1) for array in arrays[1:3])
-        ends = [0, *range(about["prompt"], about["prompt"] + steps + 1 + late)]
-        noise = torch.from_numpy(tensors["noise"][layer])
-        module = model.model.layers[layer].self_attn
-        forwards = [
-            Forward(*(array[..., first:last, :] for array in arrays), first, module, noise)
-            for first, last in pairwise(ends)
-        ]
+    for layer, text in product(recording.layers, range(ours.shape[2])):
+        forwards = forwards_of(pair, recording, layer, text)
         if pair.theirs == "official.keyformer":
             recording.failures.update(official.keyformer_that_drops(forwards, ours.shape[-1], 10))
         each = []
-        for moment, held in enumerate(theirs(make, forwards, arrays[1][0], late)):
-            mine = [set(rows.tolist()) for rows in ours[layer, moment, batch]]
+        for moment, held in enumerate(theirs(make, forwards, late(pair))):
+            mine = [set(rows.tolist()) for rows in ours[layer, moment, text]]
             each.append([len(a & b) / len(a) for a, b in zip(mine, held, strict=True)])
         shares.append(each)
     return np.concatenate(shares, axis=1)
