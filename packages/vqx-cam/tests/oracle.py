@@ -80,7 +80,7 @@ def cam(
         stay = [p for p in positions if p not in gone]
         gains: dict[int, Array] = {}
         for p in gone:
-            targets = [q for q in stay if q > p][:merge_budget]
+            targets = [q for q in positions if q > p][:merge_budget]
             chance = probability(attention[p], [attention[q] for q in targets])
             narrowest = min(narrowest, abs(chance - draws[p]))
             if draws[p] < chance:

@@ -1,4 +1,4 @@
-"""CaM for vqx: a row that goes is merged into the next rows that stay."""
+"""CaM for vqx: a row that goes is merged into the rows next to it."""
 
 from vqx_cam.method import CamConfig
 

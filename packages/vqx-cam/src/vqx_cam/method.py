@@ -1,4 +1,4 @@
-"""CaM: a row that goes is merged into the next rows that stay.
+"""CaM: a row that goes is merged into the rows next to it.
 
 Zhang, Du, Luo, Zhong, Zhang, Liu, Ji, "CaM: Cache Merging for Memory-efficient LLMs Inference", ICML 2024,
 section 4: a row goes in with a probability that grows with the attention it gathered, which keeps the
@@ -30,7 +30,7 @@ class CamConfig:
 
     budget: int
     merge_budget: int = 32
-    """The next rows, of those that stay, among which a row that goes is shared out (the paper's m); 0:
+    """The next rows, by position, among which a row that goes is shared out (the paper's m: 16 or 32); 0:
     nothing is merged."""
     seed: int = 0
     n_sink: int = 4

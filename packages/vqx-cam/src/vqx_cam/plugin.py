@@ -10,7 +10,7 @@ def vqx_methods() -> list[vqx.MethodSpec]:
     return [
         vqx.MethodSpec(
             name="cam",
-            summary="a row that goes is merged into the next rows that stay, around any method",
+            summary="a row that goes is merged into the rows next to it, around any method",
             paper="ICML 2024",
             config=CamConfig,
             build=build,
