@@ -497,9 +497,7 @@ def test_without_a_method_the_best_is_taken_or_its_package_named(
 ) -> None:
     from vqx.host import caches
 
-    with pytest.raises(
-        UnknownMethod, match="'fusion', and it is not installed: pip install vqx-fusion"
-    ):
+    with pytest.raises(UnknownMethod, match="'fusion', and it is not installed: pip install vqx-fusion"):
         make_cache(tiny_llama(), budget=16)
     best = {"anywhere": ("toy", {}), "end": ("toy-newest", {"prompt": "whole"})}
     monkeypatch.setattr(caches, "BEST", best)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated
 from vqx.layer import Layer, Plan, admit, stand_ins
-from vqx.rows import STEP, Rows
+from vqx.rows import Rows
 
 ALIKE = Scorer(score=lambda held: 0.0)
 
@@ -65,7 +65,7 @@ def test_one_row_in_and_one_out_keeps_buffers_and_slots(
     for newest in range(7, 30):
         feed(cache, tokens, [1])
         assert cache.layer is not None
-        assert cache.layer.rows.keys.shape[2] == STEP
+        assert cache.layer.rows.keys.shape[2] == 7  # the budget and the new row
         expected = [newest if place == newest - 5 else place for place in slots]
         assert cache.position[0, 0].tolist() == expected
         slots = expected

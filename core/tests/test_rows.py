@@ -56,6 +56,13 @@ def test_a_buffer_grows_by_whole_steps_and_then_takes_rows_in_place() -> None:
     assert reserve(full, STEP).keys is full.keys
 
 
+def test_no_room_is_made_past_the_most_rows_there_may_be() -> None:
+    rows = append(no_rows(arriving(0, 1)), arriving(0, 3), bound=24)
+    assert rows.keys.shape[2] == 24
+    assert append(rows, arriving(3, 30), bound=24).keys.shape[2] == 33
+    assert append(no_rows(arriving(0, 1)), arriving(0, 3), bound=10**6).keys.shape[2] == STEP
+
+
 def test_what_attention_reads_is_never_longer_than_what_is_filled() -> None:
     rows = append(no_rows(arriving(0, 1)), arriving(0, 5))
     assert [a.shape[2] for a in filled(rows)] == [5, 5]

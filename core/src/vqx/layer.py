@@ -110,14 +110,15 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
     if plan.compact:
         held["origin"] = _count(keys, origin)
     new = Rows(keys, values, _count(keys, start), held)
+    bound = (plan.method.budget + plan.options.interval) * (1 if layer is None else layer.heads)
     if layer is None:
-        layer = Layer(append(no_rows(new), new))
+        layer = Layer(append(no_rows(new), new, bound))
     else:
         # what the last forward left unevaluated is evaluated with this one: no graph grows over tokens
         new = new._replace(keys=mx.depends([keys], layer.carried)[0])
         layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
         new = new if layer.heads == 1 else lanes.one_lane(new)
-        rows = append(layer.rows, new) if slot is None else overwrite(layer.rows, slot, new)
+        rows = append(layer.rows, new, bound) if slot is None else overwrite(layer.rows, slot, new)
         seen = None if layer.seen is None else layer.seen.joined(length, slot)
         layer = layer._replace(rows=rows, seen=seen)
     return layer._replace(

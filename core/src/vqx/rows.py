@@ -29,10 +29,10 @@ def no_rows(like: Rows) -> Rows:
     )
 
 
-def append(rows: Rows, new: Rows) -> Rows:
-    """Write the S rows of ``new`` behind the n rows held."""
+def append(rows: Rows, new: Rows, bound: int | None = None) -> Rows:
+    """Write the S rows of ``new`` behind the n rows held; ``bound`` rows are as many as may ever be."""
     held, added = rows.position.shape[2], new.position.shape[2]
-    rows = reserve(rows, held + added)
+    rows = reserve(rows, held + added, bound)
     at = mx.array([held])
     return Rows(
         mx.slice_update(rows.keys, new.keys, at, axes=[2]),
@@ -42,12 +42,15 @@ def append(rows: Rows, new: Rows) -> Rows:
     )
 
 
-def reserve(rows: Rows, capacity: int) -> Rows:
-    """Make room for ``capacity`` rows, growing by whole steps."""
+def reserve(rows: Rows, capacity: int, bound: int | None = None) -> Rows:
+    """Make room for ``capacity`` rows, growing by whole steps, and not past ``bound`` if that suffices."""
     missing = capacity - rows.keys.shape[2]
     if missing <= 0:
         return rows
-    room = [(0, 0), (0, 0), (0, -(-missing // STEP) * STEP), (0, 0)]
+    more = -(-missing // STEP) * STEP
+    if bound is not None:
+        more = min(more, max(bound - rows.keys.shape[2], missing))
+    room = [(0, 0), (0, 0), (0, more), (0, 0)]
     return rows._replace(keys=mx.pad(rows.keys, room), values=mx.pad(rows.values, room))
 
 
