@@ -40,6 +40,13 @@ def test_a_layer_without_an_output_projection_is_refused() -> None:
         build(CriticalConfig(budget=64), [LayerInfo(3, "model")])
 
 
+def test_latent_rows_are_refused() -> None:
+    attention = attending()
+    attention.kv_lora_rank = 6
+    with pytest.raises(ValueError, match="this attention makes its values from the latent rows held"):
+        build(CriticalConfig(budget=64), [LayerInfo(0, "model", attention)])
+
+
 def test_an_adapter_around_the_projection_is_refused() -> None:
     attention = attending()
     attention.o_proj = nn.Sequential(attention.o_proj)

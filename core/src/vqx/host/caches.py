@@ -13,7 +13,7 @@ from vqx.host.layers import attention_of, layer_of, plain_layers
 from vqx.host.layers import own_caches as own_caches
 from vqx.host.residuals import watch_residuals
 from vqx.host.rotaries import rotaries
-from vqx.host.trial import check_budgets, hidden_queries
+from vqx.host.trial import check_budgets, check_lanes, hidden_queries
 from vqx.host.watching import expect, watch_arithmetic, watch_attention
 from vqx.options import Options, Queries, one_of
 from vqx.positions import Rotary
@@ -135,6 +135,7 @@ def cache_factory(
         _say_hidden(model, hidden, whole=len(hidden) == len(evicting), asked=run.queries is not None)
         fresh = factory(["centred-keys" if number in hidden else "model" for number in evicting])
     check_budgets(model, fresh)
+    check_lanes(model, fresh)
     return fresh
 
 

@@ -1,7 +1,7 @@
 """Caches are tried on their model before anyone gets them: what cannot be right is refused in words.
 
 A forward builds a graph and nothing is evaluated, so a trial takes some
-hundredths of a second, whatever the model's size.
+hundredths of a second, whatever the model's size. Only heads that share a budget are tried in earnest.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from vqx.cache import EvictingCache
+from vqx.lanes import one_lane
 from vqx.options import Options
 from vqx.scorers import Method, Scorer
 
@@ -53,6 +54,36 @@ def check_budgets(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
             f"budget: {type(model).__module__} masks all layers as its first one, so every layer must keep as"
             " many rows; give one budget for all, and a method that treats all layers alike"
         ) from error
+
+
+def check_lanes(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
+    """Refuse heads that share a budget where the model reads their rows in a way of its own.
+
+    With nothing evicted, logits must be the same whether heads stand apart or in one lane.
+
+    Raises:
+        ValueError: says so.
+    """
+    apart, together = fresh(), fresh()
+    if all(cache.plan.method.floor is None for cache in _evicting(apart)):
+        return
+    for cache in (*_evicting(apart), *_evicting(together)):
+        method = cache.plan.method._replace(budget=_KEEPS_ALL.budget, share=None)
+        cache.plan, cache.allotment = cache.plan._replace(method=method), None
+    for caches in (apart, together):
+        model(mx.array([[1, 2, 3, 4, 5]]), cache=caches)
+    for cache in _evicting(together):
+        if cache.layer is not None and cache.layer.rows.position.shape[1] > 1:
+            rows = cache.layer.rows
+            cache.layer = cache.layer._replace(rows=one_lane(rows), heads=rows.position.shape[1])
+    for tokens in ([6, 7, 8], [9]):
+        right, read = (model(mx.array([tokens]), cache=caches) for caches in (apart, together))
+        # another order of additions, in the model's own dtype, is all that may differ
+        if not mx.max(mx.abs(right - read)) <= 0.03 * mx.max(mx.abs(right)):
+            raise ValueError(
+                f"{type(model).__module__} reads the rows of a layer in a way of its own, so its heads cannot"
+                " share a budget; use the method inside alone"
+            )
 
 
 def _budgets(method: Method) -> set[int]:

@@ -25,6 +25,11 @@ def outputs(attention: Any, number: int) -> Callable[[mx.array], mx.array]:
             f"layer {number}: critical weighs values by the output projection (o_proj) of the model's"
             " attention, and none was found; use the method inside it alone"
         )
+    if hasattr(attention, "kv_lora_rank"):
+        raise ValueError(
+            f"layer {number}: critical weighs values by the output projection, and this attention makes its"
+            " values from the latent rows held; use the method inside it alone"
+        )
     if type(attention.o_proj) not in (nn.Linear, nn.QuantizedLinear):
         raise ValueError(
             f"layer {number}: critical reads o_proj as nn.Linear or nn.QuantizedLinear, and this one is"

@@ -37,9 +37,8 @@ def _digits(cache: EvictingCache) -> str:
     if cache.layer is None:
         return ""
     # room for two rows: with room for one, settling names a slot instead of dropping its row
-    position = settle(cache.plan, cache.layer, room=2)[0].rows.position[0]
-    heads = np.array(position.astype(mx.int32))
+    layer = settle(cache.plan, cache.layer, room=2)[0]
+    position = np.array(layer.rows.position[0].astype(mx.int32))
     count = np.zeros(cache.tokens_seen)
-    for row in heads:
-        count[row] += 1
-    return "".join(str(int(9 * share)) for share in count / len(heads))
+    np.add.at(count, position.ravel(), 1)  # heads that share a lane stand in it with equal positions
+    return "".join(str(int(9 * share)) for share in count / (len(position) * layer.heads))

@@ -124,7 +124,7 @@ def _greatest(start: int, end: int, n_sink: int) -> Callable[[Mapping[str, Any],
     greatest weight of a softmax over these rows, the sinks before them and the repetition itself."""
 
     def observe(stats: Mapping[str, Any], block: Any) -> Mapping[str, Any]:
-        if block.mask not in (None, "causal"):
+        if isinstance(block.mask, mx.array):
             raise ValueError("kvzip: this model masks rows by itself, which a repetition cannot follow")
         n, length, sinks = block.position.shape[2], block.length, min(n_sink, start)
         rows = mx.concatenate([mx.arange(sinks), mx.arange(start, end), mx.arange(n - length, n)])

@@ -1,0 +1,63 @@
+"""Wrappers that reach into a model: what each needs of it is there, or refused before a row goes."""
+
+from typing import Any
+
+import vqx  # isort: skip  # before mlx
+
+import mlx.core as mx
+import pytest
+from tiny_models.build import tiny_model
+from tiny_models.verdicts import evicting, read
+
+GUARDS = {"budget": 6, "n_sink": 1, "recent": 2}
+
+
+def built(file: str) -> Any:
+    model = tiny_model(file)
+    assert model is not None
+    return model
+
+
+@pytest.mark.parametrize("file", ["llama", "gpt_oss", "cohere", "gemma3_text", "phi3", "glm4"])
+def test_heads_with_the_whole_floor_read_as_heads_apart(file: str) -> None:
+    model = built(file)
+    apart, together = (
+        read(model, vqx.make_cache(model, method, **GUARDS, **more))
+        for method, more in (("h2o", {}), ("ada(h2o)", {"floor": 1.0}))
+    )
+    for one, other in zip(apart, together, strict=True):
+        assert mx.allclose(one, other, rtol=1e-3, atol=1e-4)
+    caches = vqx.make_cache(model, "ada(h2o)", **GUARDS)
+    read(model, caches)
+    assert {cache.tokens_kept for cache in evicting(caches)} == {6}
+
+
+@pytest.mark.parametrize("file", ["afm7", "gemma4_text", "iquestloopcoder"])
+def test_layers_that_read_the_rows_of_others_keep_their_heads_apart(file: str) -> None:
+    with pytest.raises(ValueError, match="reads the rows of a layer in a way of its own"):
+        vqx.make_cache(built(file), "ada(h2o)", **GUARDS)
+
+
+@pytest.mark.filterwarnings("ignore:.*centred keys stand in:UserWarning")
+@pytest.mark.parametrize(
+    ("method", "file", "words"),
+    [
+        ("ada(h2o)", "deepseek_v3", "heads that share a budget need queries='model'"),
+        ("critical(h2o)", "deepseek_v3", "makes its values from the latent rows held"),
+        ("squeezeattention(h2o)", "minicpm", "does not just add its attention's output"),
+        ("squeezeattention(h2o)", "cohere", "does not just add its attention's output"),
+    ],
+)
+def test_what_a_model_does_not_show_is_refused(method: str, file: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        vqx.make_cache(built(file), method, **{**GUARDS, "budget": 16})
+
+
+@pytest.mark.parametrize("file", ["phi3", "qwen2", "mixtral"])
+def test_layers_share_their_rows(file: str) -> None:
+    model = built(file)
+    caches = vqx.make_cache(model, "squeezeattention(h2o)", **{**GUARDS, "budget": 8, "percent": 0.75})
+    read(model, caches)
+    kept = [cache.tokens_kept for cache in evicting(caches)]
+    assert min(kept) == 6 < max(kept)
+    assert sum(kept) <= 8 * len(kept)
