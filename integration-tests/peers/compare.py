@@ -25,7 +25,7 @@ from transformers import LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 TENSORS = ("queries", "keys", "values", "hidden")
-CHECKOUTS = ("TOVA", "H2O", "MorphKV", "keyformer-llm")
+CHECKOUTS = ("TOVA", "H2O", "MorphKV", "keyformer-llm", "R-KV")
 
 
 class Recording(NamedTuple):
@@ -51,6 +51,7 @@ def press(name: str, model: LlamaForCausalLM, budget: int, **options: Any) -> Pe
         chosen.compression_ratio = 1 - (budget + 0.5) / count
         place = torch.arange(forward.start, forward.start + forward.length)[None]
         turns = model.model.rotary_emb(forward.hidden, place)
+        forward.module.rotary_emb = model.model.rotary_emb  # as BasePress.__call__ sets it
         more = {"position_embeddings": turns, "cache_position": place[0]}
         held[:] = chosen.compress(forward.module, forward.hidden, *rows, weights(forward, rows[0]), more)
         return held[0][0]

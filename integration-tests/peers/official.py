@@ -1,8 +1,8 @@
 """The papers' own code, executed from checkouts as it stands there, one attention layer at a time.
 
-The environment variable VQX_PEERS names the folder of the checkouts (TOVA, H2O, MorphKV, keyformer-llm).
-Definitions are read from their files and run in a namespace of torch and stand-ins: projections that return
-the recorded tensors, and a rotation that does nothing, since recorded queries and keys are rotated already.
+The environment variable VQX_PEERS names the folder of the checkouts (TOVA, H2O, MorphKV, keyformer-llm,
+R-KV). Definitions are read from their files and run in a namespace of torch and stand-ins: projections that
+return the recorded tensors, and a rotation that does nothing, since recorded queries and keys are rotated.
 """
 
 import ast
@@ -116,6 +116,23 @@ class ListCache:
             self.key_cache[layer] = torch.cat([self.key_cache[layer], keys], dim=2)
             self.value_cache[layer] = torch.cat([self.value_cache[layer], values], dim=2)
         return self.key_cache[layer], self.value_cache[layer]
+
+
+def r_kv(budget: int, **options: Any) -> Peer:
+    """R-KV's compression of the rows held, called after each forward."""
+    names = ("compute_attention_scores", "cal_similarity")
+    parts = {name: getattr(defined("R-KV/rkv/utils.py", names), name) for name in names}
+    method = defined("R-KV/rkv/compression/r1_kv.py", ["R1KV"], **parts).R1KV(budget=budget, **options)
+    seen: list[torch.Tensor] = []
+
+    def peer(forward: Forward) -> Sequence[torch.Tensor]:
+        new = forward[:3]
+        every = [torch.cat(pair, dim=2) for pair in zip(seen, new, strict=True)] if seen else list(new)
+        queries = every[0][:, :, -method.window_size :]
+        seen[:] = queries, *method.update_kv(every[1], queries, every[2])
+        return seen[1][0]
+
+    return peer
 
 
 def tova(budget: int) -> Peer:

@@ -125,4 +125,28 @@ PAIRS = [
         heads="each",
         reason="the code drops each row that leaves the recent window before it can compete, and for good",
     ),
+    Pair("expected-attention", lambda n: {}, "kvpress.ExpectedAttentionPress", decode=False),
+    Pair(
+        "expected-attention",
+        lambda n: {"future": 100, "value_norm": False, "n_sink": 8},
+        "kvpress.ExpectedAttentionPress",
+        lambda n: {"n_future_positions": 100, "use_vnorm": False, "n_sink": 8},
+        decode=False,
+    ),
+    Pair("keydiff", lambda n: {"n_sink": 0}, "kvpress.KeyDiffPress"),
+    Pair(
+        "l2norm",
+        lambda n: {"n_sink": 0, "skip": 0},
+        "kvpress.KnormPress",
+        reason="in the first layer a token's keys have one norm wherever it stands, and rounding decides",
+    ),
+    Pair(
+        "lagkv",
+        lambda n: {"lag": 16},
+        "kvpress.LagKVPress",
+        lambda n: {"lag_size": 16},
+        decode=False,
+        reason="the press's choice among equal ranks of several blocks is undefined; ours evicts the oldest",
+    ),
+    Pair("r-kv", lambda n: {"n_sink": 0}, "official.r_kv", lambda n: {"mix_lambda": 0.1}, decode=False),
 ]
