@@ -90,7 +90,7 @@ class Engine(NamedTuple):
         Raises:
             ValueError: a budget or an option that the method or the model refuses.
         """
-        options = dict(setting.options)
+        options: dict[str, Any] = dict(setting.options)
         if protocol == "aware" and options.get("cadence") != "token":
             options = {"prompt": "whole", **options}
         make = cache_factory(self.model, setting.method, budget=budget, **options)

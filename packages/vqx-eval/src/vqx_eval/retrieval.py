@@ -1,7 +1,7 @@
 """What every task of retrieval measures: was the answer said, and how probable was it."""
 
 from vqx_eval.candidates import Candidate
-from vqx_eval.forced import forced
+from vqx_eval.forced import Forced, forced
 from vqx_eval.samples import Batch, Protocol
 from vqx_eval.task import Figure, Figures, Reference
 
@@ -19,12 +19,16 @@ def measure(candidate: Candidate, batch: Batch, reference: Reference) -> list[Fi
     With the true tokens fed, the likeliest token matches everywhere exactly where greedy decoding would
     have written the answer.
     """
-    found = forced(candidate.start(), batch)
+    return figures_of(forced(candidate.start(), batch))
+
+
+def figures_of(found: Forced) -> list[Figures]:
+    """Of each sample."""
     return [
         {
             "match": float(found.hit[row].min()),
             "log probability": -float(found.loss[row].mean()),
             "tokens right": float(found.hit[row].mean()),
         }
-        for row in range(len(batch.samples))
+        for row in range(len(found.loss))
     ]

@@ -25,7 +25,7 @@ def with_and_without_protection(setting: Setting) -> list[Setting]:
 
 @task("instruction", "retrieval", measure, RETRIEVAL, ("agnostic",), with_and_without_protection)
 def samples(wanted: Wanted) -> list[Sample]:
-    """A rule at the very start, then a long text; does the reply begin as the rule says?"""
+    """A rule at the very start, then a long text; is the reply signed as the rule says?"""
     words = even((word.capitalize() for word in THINGS), wanted.encode)
     made = []
     for number in range(wanted.samples):
@@ -35,9 +35,9 @@ def samples(wanted: Wanted) -> list[Sample]:
             wanted,
             prose(wanted, draw),
             [],
-            head=f"System: The assistant begins every reply with the word {word}. No reply begins without"
-            f" {word}.\n\nUser: Please read this text.\n\n",
-            question="\n\nUser: Thank you. What do you think of it?\n\nAssistant:",
+            head=f"System: You are an assistant called {word}. You sign every reply with your name, {word}.\n\n"
+            "User: Please read this text.\n\n",
+            question="\n\nUser: Thank you, that will do.\n\nAssistant: You are welcome. Signed,",
             answer=word,
         )
         made.append(hidden.sample("instruction", number, half_of(number), depth=0.0))
