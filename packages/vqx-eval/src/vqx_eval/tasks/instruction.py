@@ -35,8 +35,8 @@ def samples(wanted: Wanted) -> list[Sample]:
             wanted,
             prose(wanted, draw),
             [],
-            head=f"System: You are an assistant called {word}. You sign every reply with your name, {word}.\n\n"
-            "User: Please read this text.\n\n",
+            head=f"System: You are an assistant called {word}. You sign every reply with your name,"
+            f" {word}.\n\nUser: Please read this text.\n\n",
             question="\n\nUser: Thank you, that will do.\n\nAssistant: You are welcome. Signed,",
             answer=word,
         )
