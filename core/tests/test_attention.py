@@ -268,3 +268,16 @@ def test_a_query_that_sees_no_row_has_no_weight_to_give(numbers: bool) -> None:
     expected[:, :, :, 0] = 0.0
     np.testing.assert_allclose(np.array(seen.weights()), expected, **CLOSE)
     np.testing.assert_allclose(np.array(seen.mass()), summed(expected), **CLOSE)
+
+
+@pytest.mark.usefixtures("tile")
+@pytest.mark.parametrize("group", ["mean", "max"])
+@pytest.mark.parametrize("queries", ["mean", "max"])
+@pytest.mark.parametrize("how", [{}, {"old": 4}, {"causal": False}, {"fuse_logits": "max"}], ids=str)
+def test_weights_are_fused_tile_by_tile(group: Any, queries: Any, how: dict[str, Any]) -> None:
+    for seen in (block(), block(mask=mx.array(np.random.default_rng(3).normal(size=(S, N)) > -1))):
+        each = getattr(np.array(seen.weights(**how)), group)(axis=2)
+        expected = getattr(each, queries)(axis=2)
+        np.testing.assert_allclose(
+            np.array(seen.fused(group=group, queries=queries, **how)), expected, **CLOSE
+        )

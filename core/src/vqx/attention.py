@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from vqx.lanes import ELSEWHERE
-from vqx.scorers import Fused, Temperature
+from vqx.scorers import Fused, Over, Temperature
 
 TILE = 2**23
 """Logits held at once, in numbers (32 MiB of float32)."""
@@ -31,6 +31,7 @@ class Block(NamedTuple):
     sinks: mx.array | None = None  # [H * G] learned logits that join the softmax's denominator
     generated: int = 0  # tokens generated before this block; 0 in a prompt
     elsewhere: bool = False  # rows at the position ELSEWHERE are another head's
+    later: int = 0  # queries of the same window that come after this part of it
 
     @property
     def length(self) -> int:
@@ -67,10 +68,40 @@ class Block(NamedTuple):
             logits = fuse(logits, axis=2, keepdims=True)
         if old:
             # of the old rows alone: a learned sink is no row, and takes no share from any query
-            hidden = (self.position > self.start + self.length - 1 - old)[:, :, None, None]
+            newest = self.start + self.length - 1 + self.later
+            hidden = (self.position > newest - old)[:, :, None, None]
             return mx.where(hidden, 0.0, mx.softmax(mx.where(hidden, HIDDEN, logits), axis=-1))
         seen = self._replace(mask=self.mask if causal else None, sinks=sinks)
         return seen._softmax(logits, 0, self.length, True, None, None)
+
+    def fused(
+        self,
+        *,
+        group: Over = "mean",
+        queries: Over = "mean",
+        old: int = 0,
+        fuse_logits: Fused | None = None,
+        causal: bool = True,
+    ) -> mx.array:
+        found = mx.zeros(self.position.shape, mx.float32)
+        for first, last in self._tiles():
+            weights = self._part(first, last).weights(old=old, fuse_logits=fuse_logits, causal=causal)
+            each = mx.max(weights, axis=2) if group == "max" else mx.mean(weights, axis=2)
+            each = mx.max(each, axis=2) if queries == "max" else mx.sum(each, axis=2) / self.length
+            found = mx.maximum(found, each) if queries == "max" else found + each
+        return found
+
+    def _part(self, first: int, last: int) -> "Block":
+        """The queries ``first`` to ``last`` alone."""
+        if (first, last) == (0, self.length):
+            return self
+        whole = isinstance(self.mask, mx.array) and self.mask.shape[-2] > 1
+        return self._replace(
+            queries=self.queries[..., first:last, :],
+            start=self.start + first,
+            mask=self.mask[..., first:last, :] if whole else self.mask,
+            later=self.length - last,
+        )
 
     def shown(self, count: int) -> mx.array:
         """The last ``count`` queries' logits as a softmax takes them, ``HIDDEN`` where a row is not seen."""
@@ -121,7 +152,8 @@ class Block(NamedTuple):
 
     def _visible(self, first: int, last: int, itself: bool) -> mx.array | None:
         """Which rows queries ``first`` to ``last`` see, ``[B, H, 1, s, n]`` or less; None: all."""
-        if itself and (self.mask is None or self.length == 1 or isinstance(self.mask, mx.array)):
+        newest = self.length == 1 and not self.later
+        if itself and (self.mask is None or newest or isinstance(self.mask, mx.array)):
             return None
         # where a query does not see its own row, the very first one has no other
         query = mx.arange(self.start + first, self.start + last, dtype=mx.int32)[:, None]

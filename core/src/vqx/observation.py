@@ -39,10 +39,8 @@ def observed_attention(
     one_of("heads", heads, ("each", "layer"))
 
     def score(held: Held) -> Any:
-        weights = held.last.weights()
-        each = weights.max(axis=2) if group == "max" else weights.mean(axis=2)
         # the mean over the window ranks as its sum does
-        seen = each.mean(axis=2) * (held.position <= held.newest - window)
+        seen = held.last.fused(group=group) * (held.position <= held.newest - window)
         if pool is not None:
             seen = smoothed(seen, held.position, kernel, pool)
         return seen.mean(axis=1, keepdims=True) if heads == "layer" else seen

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from vqx.eviction import LARGEST, safe
 from vqx.rows import Rows, filled
-from vqx.scorers import Fused, Held, Method, Temperature
+from vqx.scorers import Fused, Held, Method, Over, Temperature
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -74,6 +74,20 @@ class HostBlock(NamedTuple):
             return seen._softmax(logits)
         query = np.arange(self.start, self.start + self.length)[:, None]
         return seen._softmax(np.where(row > query, np.float32(-1e30), logits))
+
+    def fused(
+        self,
+        *,
+        group: Over = "mean",
+        queries: Over = "mean",
+        old: int = 0,
+        fuse_logits: Fused | None = None,
+        causal: bool = True,
+    ) -> Floats:
+        weights = self.weights(old=old, fuse_logits=fuse_logits, causal=causal)
+        each = weights.max(axis=2) if group == "max" else weights.mean(axis=2)
+        found: Floats = each.max(axis=2) if queries == "max" else each.mean(axis=2)
+        return found
 
     def _softmax(self, logits: Floats) -> Floats:
         if self.sinks is None:

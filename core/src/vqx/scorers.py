@@ -19,6 +19,10 @@ Fused: TypeAlias = Literal["sum", "max"]
 """How the logits of the query heads that share a row become one."""
 
 
+Over: TypeAlias = Literal["mean", "max"]
+"""How several weights of a row become one."""
+
+
 class Attention(Protocol):
     """The attention of a block of queries over the rows of a layer, never held as one matrix."""
 
@@ -58,6 +62,20 @@ class Attention(Protocol):
         ``old`` > 0 takes the softmax over the rows before the newest ``old`` only (the others get 0);
         ``fuse_logits`` takes the sum or the greatest of the query group's logits first (G = 1);
         ``causal=False`` lets every query see the rows that came after it.
+        """
+
+    def fused(
+        self,
+        *,
+        group: Over = "mean",
+        queries: Over = "mean",
+        old: int = 0,
+        fuse_logits: Fused | None = None,
+        causal: bool = True,
+    ) -> Any:
+        """The weights fused over the query group, then over the block's queries: ``[B, H, n]``.
+
+        Options as of ``weights``, which would hold them all at once.
         """
 
 

@@ -46,11 +46,13 @@ def recent_relevance(config: MorphKVConfig, *, causal: bool) -> Scorer:
 
     def score(held: Held) -> Any:
         old = config.window if config.over == "old" else 0
-        weights = held.last.weights(
-            old=old, fuse_logits="sum" if config.group == "logits" else None, causal=causal
+        return held.last.fused(
+            group="max" if config.group == "max" else "mean",
+            queries="max" if config.fuse == "max" else "mean",
+            old=old,
+            fuse_logits="sum" if config.group == "logits" else None,
+            causal=causal,
         )
-        each = weights.max(axis=2) if config.group == "max" else weights.mean(axis=2)
-        return each.max(axis=2) if config.fuse == "max" else each.mean(axis=2)
 
     return Scorer(score=score, window=config.window)
 

@@ -57,7 +57,7 @@ class RKVConfig:
 def attention(held: Held, config: RKVConfig) -> Any:
     """The mean weight that the window's queries give the rows before it, pooled: ``[B, H, n]``."""
     fuse = "max" if config.group == "max" else None
-    weights = held.last.weights(old=config.window, fuse_logits=fuse).mean(axis=2).mean(axis=2)
+    weights = held.last.fused(old=config.window, fuse_logits=fuse)
     return smoothed(weights, held.position, config.kernel, "max")
 
 

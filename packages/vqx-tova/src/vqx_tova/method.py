@@ -38,7 +38,7 @@ def last_attention(config: TovaConfig) -> Scorer:
     """The attention of the last query."""
 
     def score(held: Held) -> Any:
-        each = held.last.weights().mean(axis=2).mean(axis=2)
+        each = held.last.fused()
         return each.mean(axis=1, keepdims=True) if config.heads == "layer" else each
 
     return Scorer(score=score, window=1)
