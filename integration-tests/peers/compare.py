@@ -39,8 +39,11 @@ class Recording(NamedTuple):
 
 
 def press(name: str, model: LlamaForCausalLM, budget: int, **options: Any) -> Peer:
-    """A press of kvpress, called after each forward on the rows held."""
-    chosen = getattr(import_module("kvpress"), name)(**options)
+    """A press of kvpress, called after each forward on the rows held; ``Outer(Inner)`` wraps one."""
+    outer, _, inner = name.rstrip(")").partition("(")
+    chosen = getattr(import_module("kvpress"), inner or outer)(**options)
+    if inner:
+        chosen = getattr(import_module("kvpress"), outer)(chosen)
     chosen.post_init_from_model(model)
     held: list[torch.Tensor] = []
 

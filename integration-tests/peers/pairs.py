@@ -15,7 +15,7 @@ class Pair(NamedTuple):
     options: Callable[[int], Mapping[str, Any]]
     """Budget -> ours, beside the budget."""
     theirs: str
-    """``kvpress.<class>``, or ``official.<function>`` of official.py."""
+    """``kvpress.<class>``, ``kvpress.<class>(<class inside>)``, or ``official.<function>`` of official.py."""
     their_options: Callable[[int], Mapping[str, Any]] = lambda budget: {}
     """Budget -> theirs."""
     heads: Literal["shared", "each"] = "shared"
@@ -149,4 +149,11 @@ PAIRS = [
         reason="the press's choice among equal ranks of several blocks is undefined; ours evicts the oldest",
     ),
     Pair("r-kv", lambda n: {"n_sink": 0}, "official.r_kv", lambda n: {"mix_lambda": 0.1}, decode=False),
+    Pair(
+        "critical(snapkv)",
+        lambda n: {"n_sink": 0, "window": 32, "kernel": 5},
+        "kvpress.CriticalKVPress(SnapKVPress)",
+        lambda n: {"window_size": 32, "kernel_size": 5},
+        decode=False,
+    ),
 ]
