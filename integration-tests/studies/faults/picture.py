@@ -33,7 +33,7 @@ def main() -> None:
     left.set_xscale("log")
     left.set_xlim(10, 3000)
     left.set_xlabel("perplexity")
-    left.legend(loc="lower right", frameon=False)
+    left.legend(loc="upper right", frameon=False)
     full = record["faults"]["full cache"][chunks]["perplexity"]["continuation"]
     for method in dict.fromkeys(one["method"] for one in record["remains"]):
         points = [one for one in record["remains"] if one["method"] == method]
