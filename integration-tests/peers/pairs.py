@@ -156,4 +156,32 @@ PAIRS = [
         lambda n: {"window_size": 32, "kernel_size": 5},
         decode=False,
     ),
+    Pair(
+        "snapkv",
+        lambda n: {"n_sink": 0},
+        "kvpress.SnapKVPress",
+        lambda n: {"window_size": 32, "kernel_size": 7},
+        decode=False,
+    ),
+    Pair(
+        "snapkv",
+        lambda n: {"n_sink": 0, "window": 64, "kernel": 5},
+        "kvpress.SnapKVPress",
+        decode=False,
+    ),
+    Pair(
+        "snapkv",
+        lambda n: {},
+        "kvpress.SnapKVPress",
+        lambda n: {"window_size": 32, "kernel_size": 7},
+        decode=False,
+        reason="ours shields four sinks",
+    ),
+    Pair(
+        "streaming-llm",
+        lambda n: {},
+        "kvpress.StreamingLLMPress",
+        lambda n: {"n_sink": 4},
+        decode=False,
+    ),
 ]
