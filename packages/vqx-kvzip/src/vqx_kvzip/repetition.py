@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
-from vqx import EvictingCache
+from vqx import WHOLE, EvictingCache
 from vqx.layer import Layer, settle
 from vqx.options import at_least
 
@@ -18,8 +18,6 @@ FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
 LEAD = 8
 """Tokens before a part that the request to repeat it names."""
-WHOLE = 2**30
-"""A budget that no context reaches."""
 TILE = 2**23
 """Attention weights held at once (32 MiB of float32)."""
 
