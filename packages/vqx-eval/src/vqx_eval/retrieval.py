@@ -9,6 +9,7 @@ PROTOCOLS: tuple[Protocol, ...] = ("aware", "agnostic")
 
 RETRIEVAL = (
     Figure("match", "higher", "answers that greedy decoding gives in full", percent=True),
+    Figure("tokens right", "higher", "tokens of the answer that are the likeliest", percent=True),
     Figure("log probability", "higher", "nats per token of the true answer"),
 )
 

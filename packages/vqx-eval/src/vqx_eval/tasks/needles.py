@@ -57,7 +57,7 @@ def _needles(name: str, wanted: Wanted, *, cities: int, numbers: int, asked: int
             list(zip(depths, facts, strict=True)),
             head=HEAD,
             question=_question(chosen[:asked], numbers),
-            answer=" and ".join(answers) if asked > 1 else ", ".join(answers),
+            answer=" and ".join([", ".join(answers[:-1]), answers[-1]] if answers[1:] else answers),
         )
         made.append(hidden.sample(name, number, half_of(number // DEPTHS), depth=depth_of(number)))
     return made
