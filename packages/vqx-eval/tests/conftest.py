@@ -121,8 +121,12 @@ class ToyConfig:
         room_beside(self.budget, self.n_sink, 0)
 
 
+def _unable(held: vqx.Held) -> Any:
+    raise ValueError("toy-unable wants to read everything twice")
+
+
 class Toys:
-    """The newest rows as ``streaming-llm`` and ``toy-newest``; the oldest as ``toy-frozen``."""
+    """The newest rows (``streaming-llm``, ``toy-newest``), the oldest (``toy-frozen``), and one that fails."""
 
     @vqx.hookimpl
     def vqx_methods(self) -> Iterable[vqx.MethodSpec]:
@@ -135,6 +139,7 @@ class Toys:
         yield spec("streaming-llm", lambda held: 0.0)
         yield spec("toy-newest", lambda held: 0.0)
         yield spec("toy-frozen", lambda held: -held.position)
+        yield spec("toy-unable", _unable)
 
 
 @pytest.fixture

@@ -76,3 +76,11 @@ def test_halves_are_run_apart(here: Path) -> None:
     assert tuned
     assert reported
     assert not tuned & reported
+
+
+def test_a_method_that_fails_is_in_the_table_and_stops_no_other(here: Path) -> None:
+    _run("--methods", "toy-unable", "--tasks", "passkey")
+    report = (here / "out" / "report.md").read_text()
+    assert "| 48 | toy-unable | not run: toy-unable wants to read everything twice |" in report
+    assert "| 48 | toy-newest |" in report
+    assert "toy-unable" not in {piece["label"] for piece in _lines(here)}

@@ -34,7 +34,14 @@ def run(todo: Iterable[Job], store: Store, *, begin: Callable[[str, int], None])
             key = _key(job, candidate)
             if not _there(job, store.pieces.get(key)):
                 begin(_title(about), len(found))
-                store.add({"key": key, **about, **_measured(job, candidate, reference)})
+                try:
+                    store.add({"key": key, **about, **_measured(job, candidate, reference)})
+                except ValueError as error:
+                    if candidate.budget is None:
+                        raise
+                    # one method that cannot does not stop the others; it is tried again in the next run
+                    found.append({**about, "skipped": str(error), "samples": []})
+                    continue
             found.append(store.pieces[key])
     return found
 
