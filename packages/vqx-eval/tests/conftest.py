@@ -126,7 +126,7 @@ def _unable(held: vqx.Held) -> Any:
 
 
 class Toys:
-    """The newest rows (``streaming-llm``, ``toy-newest``), the oldest (``toy-frozen``), and one that fails."""
+    """The newest rows (``streaming-llm``, ``toy-newest``), the oldest (``toy-frozen``), one that fails."""
 
     @vqx.hookimpl
     def vqx_methods(self) -> Iterable[vqx.MethodSpec]:
