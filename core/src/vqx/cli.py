@@ -52,9 +52,12 @@ def methods(as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     if not rows:
-        click.echo("No method is installed. Try: pip install vqx-h2o")
-    else:
-        Console().print(_table(rows))
+        click.echo("No method is installed. Try: pip install vqx-fusion")
+        return
+    wide = max(len(row["method"]) for row in rows)
+    for row in rows:
+        click.echo(f"{row['method']:{wide}}  {row['keeps']}")
+    click.echo("\nPackages, versions and papers: vqx methods --json")
 
 
 @main.command()
