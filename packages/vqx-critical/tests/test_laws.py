@@ -6,4 +6,4 @@ from vqx.testing import MethodLaws
 class TestLaws(MethodLaws):
     method = "critical"
     settings = ()
-    pooled_settings = ({"window": 4}, {"window": 2, "first_stage": 0.0, "n_sink": 1})
+    pooled_settings = ({"window": 4},)
