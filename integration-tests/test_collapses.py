@@ -125,16 +125,16 @@ def test_both_sides_keep_the_same_rows_and_statistics(collapse: Collapse, engine
 def test_keyformer_and_h2o_share_the_accumulated_mass() -> None:
     engine = {"queries": "model"}
     keyformer = walk(Setting("keyformer", {"tau": 0.0}), GUARDS[0], engine, "gaussian")
-    h2o = walk(Setting("h2o", {}), GUARDS[0], engine, "gaussian")
+    h2o = walk(Setting("h2o", {"normalise": None}), GUARDS[0], engine, "gaussian")
     assert set(keyformer.columns) & set(h2o.columns) == {"mass"}
     assert (h2o.columns["mass"] > 0).all()
 
 
-PLAIN_H2O = Setting("h2o", {"decay": 1.0, "grace": 0})
+PLAIN_H2O = Setting("h2o", {"decay": 1.0, "grace": 0, "normalise": None})
 
 NEIGHBOURS = [
     ("gaussian", Setting("keyformer", {"tau": 1.0}), Setting("h2o", {})),
-    ("topics", Setting("keyformer", {"tau": 0.0}), Setting("h2o", {"decay": 0.9})),
+    ("topics", Setting("keyformer", {"tau": 0.0}), Setting("h2o", {"decay": 0.9, "normalise": None})),
     ("topics", Setting("keyformer", {"tau": 0.0}), Setting("h2o", {"normalise": "seen"})),
     ("gaussian", Setting("keyformer", {"tau": 1.0}), Setting("keyformer", {"tau": 1.0, "seed": 7})),
     (

@@ -54,11 +54,13 @@ PAIRS = [
         "kvpress.TOVAPress",
         reason="the press averages over all heads of a layer, ours lets each key-value head rank alone",
     ),
-    Pair("h2o", lambda n: {"n_sink": 0}, "official.h2o", heads="each"),
-    Pair("h2o", lambda n: {}, "official.h2o", heads="each", reason="ours shields four sinks"),
+    Pair("h2o", lambda n: {"n_sink": 0, "normalise": None}, "official.h2o", heads="each"),
+    Pair(
+        "h2o", lambda n: {"normalise": None}, "official.h2o", heads="each", reason="ours shields four sinks"
+    ),
     Pair(
         "h2o",
-        lambda n: {"n_sink": 0},
+        lambda n: {"n_sink": 0, "normalise": None},
         "official.h2o_by_mask",
         heads="each",
         reason="the mask holds one row less: the row that leaves the window is no candidate in that step",
@@ -71,7 +73,7 @@ PAIRS = [
     ),
     Pair(
         "h2o",
-        lambda n: {"n_sink": 0},
+        lambda n: {"n_sink": 0, "normalise": None},
         "kvpress.ObservedAttentionPress",
         decode=False,
         reason="the press divides by the queries that could see a row and shields nothing",

@@ -1,6 +1,7 @@
 """How the engine runs a method: options that every method shares."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -81,4 +82,19 @@ def room_beside(budget: int, n_sink: int, recent: int, what: str = "recent") -> 
         raise ValueError(
             f"budget={budget} leaves no room beside n_sink={n_sink} and {what}={recent};"
             f" give a budget of at least {n_sink + recent + 1}, or fewer protected rows"
+        )
+
+
+def recent_or(recent: int | None, usual: int) -> int:
+    """``recent`` as it was given, or what is usual."""
+    return usual if recent is None else recent
+
+
+def warn_without_recent(method: str, recent: int) -> None:
+    """Warn where no newest row is safe: rows may go as they come, and the text breaks."""
+    if recent == 0:
+        warnings.warn(
+            f"{method} with recent=0 may evict rows as they come, and the text breaks:"
+            " leave recent out, or set it",
+            stacklevel=3,
         )

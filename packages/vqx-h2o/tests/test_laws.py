@@ -5,4 +5,4 @@ from vqx.testing import MethodLaws
 
 class TestLaws(MethodLaws):
     method = "h2o"
-    settings = ({}, {"decay": 0.9}, {"normalise": "seen"}, {"recent": 0, "grace": 6})
+    settings = ({"normalise": None, "decay": 0.9}, {"recent": 0, "grace": 6})

@@ -93,7 +93,7 @@ def test_the_adapted_form_keeps_the_oracles_rows_and_mass(oracle: ModuleType, ca
             np.testing.assert_allclose(np.array(scores[b, h]), kept.statistic, **MASS)
             assert same_bits(keys[b, h], tokens.keys[b, h][positions[b, h]])
             assert same_bits(values[b, h], tokens.values[b, h][positions[b, h]])
-    rows = remaining(feed(cache_of("h2o", ADAPTED, **case.options), tokens, case.blocks))
+    rows = remaining(feed(cache_of("h2o", ADAPTED, normalise=None, **case.options), tokens, case.blocks))
     assert np.array_equal(rows.position, np.array(positions))
     np.testing.assert_allclose(rows.columns["mass"], np.array(scores), **MASS)
 
@@ -197,7 +197,8 @@ def test_equal_masses_evict_the_oldest(oracle: ModuleType) -> None:
             if by_query.narrowest > BAND:
                 compared += 1
                 tokens = Stream(*(mx.array(array)[None, None] for array in (queries, keys, keys)))
-                rows = remaining(feed(cache_of("h2o", Options(queries="model"), **options), tokens, blocks))
+                cache = cache_of("h2o", Options(queries="model"), normalise=None, **options)
+                rows = remaining(feed(cache, tokens, blocks))
                 assert rows.position[0, 0].tolist() == by_query.positions, seed
     ties = sum(_decided_by_age(oracle, *call.args) for call in cut.mock_calls)
     assert compared > 60

@@ -9,6 +9,8 @@ import pytest
 from vqx import Options
 from vqx.testing import Shape, Stream, cache_of, feed, remaining, stream
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* with recent=0 may evict:UserWarning")
+
 BAND = 1e-5
 """Gap of scores below which float32 may decide otherwise."""
 
@@ -27,7 +29,7 @@ BAND = 1e-5
 def test_kept_rows_are_the_oracles(
     oracle: ModuleType, cadence: Any, blocks: list[int], options: dict[str, Any]
 ) -> None:
-    options = {"budget": 14, **options}
+    options = {"budget": 14, "recent": 0, **options}
     compared = 0
     for name in ("gaussian", "topics", "tiny newest", "dominant sink"):
         tokens = stream(name, 1, Shape(sum(blocks), batch=1))
@@ -49,7 +51,7 @@ def test_of_equal_keys_the_oldest_goes_and_a_zero_key_counts_as_unlike() -> None
     tokens = Stream(*[mx.array(keys)[None, None]] * 3)
     for cadence in ("block", "token"):
         engine = Options(queries="model", cadence=cadence)  # type: ignore[arg-type]
-        kept = remaining(feed(cache_of("keydiff", engine, budget=4, n_sink=1), tokens, [12]))
+        kept = remaining(feed(cache_of("keydiff", engine, budget=4, n_sink=1, recent=0), tokens, [12]))
         assert kept.position[0, 0].tolist() == [0, 5, 10, 11]
 
 

@@ -88,7 +88,7 @@ def h2o_plugin(budget: int) -> vqx.Method:
     spec = vqx.load("h2o")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of recent=0, which the sweep asks for
-        config = spec.config(budget=budget, n_sink=N_SINK, recent=0, decay=1.0, grace=0)
+        config = spec.config(budget=budget, n_sink=N_SINK, recent=0, decay=1.0, grace=0, normalise=None)
         return spec.build(config, [vqx.LayerInfo(0, "keys")])[0]
 
 

@@ -118,7 +118,7 @@ def sweep(lanes: int) -> list[Row]:
 def h2o_plugin(budget: int) -> vqx.Method:
     """What the h2o plugin builds for the window's guards."""
     spec = vqx.load("h2o")
-    config = spec.config(budget=budget, n_sink=N_SINK, recent=WINDOW, decay=1.0, grace=0)
+    config = spec.config(budget=budget, n_sink=N_SINK, recent=WINDOW, decay=1.0, grace=0, normalise=None)
     return spec.build(config, [vqx.LayerInfo(0, "model")])[0]
 
 

@@ -12,6 +12,8 @@ from vqx.testing import Shape, cache_of, feed, remaining, stream
 from vqx_qfilters.filters import directions, load
 
 FILTERS = Path(__file__).with_name("two_heads.safetensors")
+pytestmark = pytest.mark.filterwarnings("ignore:.* with recent=0 may evict:UserWarning")
+
 BAND = 1e-5
 """Gap of products below which float32 may decide otherwise."""
 
@@ -45,7 +47,7 @@ def test_directions_are_the_oracles(oracle: ModuleType) -> None:
 def test_kept_rows_are_the_oracles(
     oracle: ModuleType, cadence: Any, blocks: list[int], options: dict[str, Any]
 ) -> None:
-    options = {"budget": 14, **options}
+    options = {"budget": 14, "recent": 0, **options}
     away = np.array(load(FILTERS).directions, np.float64)[0]
     compared = 0
     for name in ("gaussian", "topics", "duplicates", "dominant sink"):

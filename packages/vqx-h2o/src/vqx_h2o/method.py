@@ -30,8 +30,9 @@ class H2OConfig:
     """Newest arrivals that are never evicted; the larger of ``recent`` and ``grace`` counts."""
     decay: float = 1.0
     """Multiplies the mass before each query's share is added; 1 is the paper."""
-    normalise: Literal["seen"] | None = None
-    """``seen`` divides the mass by the number of queries that could see the row."""
+    normalise: Literal["seen"] | None = "seen"
+    """``seen`` divides the mass by the number of queries that could see the row; None: the paper, which
+    favours rows that came early."""
 
     def __post_init__(self) -> None:
         at_least("budget", self.budget, 1)

@@ -14,6 +14,6 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             paper="arXiv 2306.14048",
             config=H2OConfig,
             build=build,
-            adapted={"recent": 0, "grace": 16, "decay": 0.98},
+            adapted={"recent": 0, "grace": 16, "decay": 0.98, "normalise": None},
         )
     ]

@@ -38,7 +38,7 @@ def init_h2o_state(
     Raises:
         ValueError: as :class:`vqx_h2o.H2OConfig`.
     """
-    H2OConfig(budget=budget, n_sink=n_sink, recent=recent, grace=grace, decay=decay)
+    _config(budget, n_sink, recent, grace, decay)
     return H2OState(None, None, None, None, n_sink, budget, 0, grace, decay, recent, head_dim)
 
 
@@ -95,13 +95,18 @@ def h2o_update_batched(
     Returns:
         keys, values, scores, positions, (indices,) next_pos.
     """
-    config = H2OConfig(budget=budget, n_sink=n_sink, recent=recent, grace=grace, decay=decay)
+    config = _config(budget, n_sink, recent, grace, decay)
     held = {} if scores is None else {"mass": scores}
     method = h2o(config, itself=False)
     kept = advance(method, keys, values, positions, held, new_keys, new_values, next_pos)
     indices = (kept.indices,) if return_indices else ()
     seen = next_pos + new_keys.shape[-2]
     return (kept.keys, kept.values, kept.columns["mass"], kept.positions, *indices, seen)
+
+
+def _config(budget: int, n_sink: int, recent: int, grace: int, decay: float) -> H2OConfig:
+    """The adapted definition: the mass itself, not divided."""
+    return H2OConfig(budget=budget, n_sink=n_sink, recent=recent, grace=grace, decay=decay, normalise=None)
 
 
 def h2o_get_kv(state: H2OState) -> tuple[mx.array, mx.array]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vqx import LayerInfo, Method, Scorer
 from vqx.distinctness import distinctness
-from vqx.options import room_beside
+from vqx.options import at_least, recent_or, room_beside, warn_without_recent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +23,17 @@ class KeyDiffConfig:
     budget: int
     n_sink: int = 4
     """First positions that are never evicted (the paper: 0)."""
-    recent: int = 0
-    """Newest rows that are never evicted."""
+    recent: int | None = None
+    """Newest rows that are never evicted; None: half of the budget (the paper: 0)."""
 
     def __post_init__(self) -> None:
-        room_beside(self.budget, self.n_sink, self.recent)
+        at_least("budget", self.budget, 1)
+        object.__setattr__(self, "recent", recent_or(self.recent, self.budget // 2))
+        room_beside(self.budget, self.n_sink, self.recent or 0)
 
 
 def build(config: KeyDiffConfig, layers: Sequence[LayerInfo]) -> list[Method]:
     """One method per layer."""
-    method = Method(Scorer(score=distinctness), config.budget, config.n_sink, config.recent)
+    warn_without_recent("keydiff", config.recent or 0)
+    method = Method(Scorer(score=distinctness), config.budget, config.n_sink, config.recent or 0)
     return [method] * len(layers)

@@ -21,7 +21,7 @@ def vqx_methods() -> list[vqx.MethodSpec]:
 
 @vqx.hookimpl
 def vqx_collapses() -> list[vqx.Collapse]:
-    h2o = vqx.Setting("h2o", {"decay": 1.0, "grace": 0})
+    h2o = vqx.Setting("h2o", {"decay": 1.0, "grace": 0, "normalise": None})
     return [
         vqx.Collapse(vqx.Setting("keyformer", {"tau": 0.0}), h2o),
         vqx.Collapse(vqx.Setting("keyformer", {"tau": 0.0, "seed": 7, "tau_end": 9.0}), h2o),

@@ -10,7 +10,7 @@ from typing import Any
 
 from vqx import WHOLE, Arrivals, LayerInfo, Method, Scorer
 from vqx.norms import norm
-from vqx.options import at_least, room_beside
+from vqx.options import at_least, recent_or, room_beside, warn_without_recent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,15 @@ class L2NormConfig:
     budget: int
     n_sink: int = 4
     """First positions that are never evicted (the paper: 0)."""
-    recent: int = 0
-    """Newest rows that are never evicted."""
+    recent: int | None = None
+    """Newest rows that are never evicted; None: half of the budget (the paper: 0)."""
     skip: int = 2
     """First layers that are left whole: they keep every row, and grow with the text."""
 
     def __post_init__(self) -> None:
-        room_beside(self.budget, self.n_sink, self.recent)
+        at_least("budget", self.budget, 1)
+        object.__setattr__(self, "recent", recent_or(self.recent, self.budget // 2))
+        room_beside(self.budget, self.n_sink, self.recent or 0)
         at_least("skip", self.skip, 0)
 
 
@@ -41,7 +43,8 @@ def measured(arrivals: Arrivals) -> Mapping[str, Any]:
 
 def build(config: L2NormConfig, layers: Sequence[LayerInfo]) -> list[Method]:
     """One method per layer."""
+    warn_without_recent("l2norm", config.recent or 0)
     shortest = Scorer(score=lambda held: -held.stats["norm"], init=measured)
-    bounded = Method(shortest, config.budget, config.n_sink, config.recent)
+    bounded = Method(shortest, config.budget, config.n_sink, config.recent or 0)
     whole = Method(Scorer(score=lambda held: 0.0), WHOLE)
     return [whole if number < config.skip else bounded for number in range(len(layers))]

@@ -13,7 +13,7 @@ import mlx.core as mx
 from vqx import Arrivals, LayerInfo, Method, Scorer
 from vqx.fingerprint import fingerprint
 from vqx.norms import wide
-from vqx.options import room_beside
+from vqx.options import at_least, recent_or, room_beside, warn_without_recent
 
 from vqx_qfilters.filters import EMBEDDED, Filters, load
 
@@ -31,14 +31,16 @@ class QFiltersConfig:
     budget: int
     n_sink: int = 4
     """First positions that are never evicted (the paper: 0)."""
-    recent: int = 0
-    """Newest rows that are never evicted."""
+    recent: int | None = None
+    """Newest rows that are never evicted; None: half of the budget (the paper: 0)."""
     filters: str | os.PathLike[str] | None = None
     """The file that ``vqx qfilters`` made for the model. None: those of the embedded model, which come with
     the package."""
 
     def __post_init__(self) -> None:
-        room_beside(self.budget, self.n_sink, self.recent)
+        at_least("budget", self.budget, 1)
+        object.__setattr__(self, "recent", recent_or(self.recent, self.budget // 2))
+        room_beside(self.budget, self.n_sink, self.recent or 0)
         if not isinstance(self.filters, (str, os.PathLike, type(None))):
             raise ValueError(f"filters={self.filters!r}: give the path of a file made by {COMMAND}")
 
@@ -64,9 +66,10 @@ def build(config: QFiltersConfig, layers: Sequence[LayerInfo]) -> list[Method]:
     Raises:
         ValueError: no filters for this model, or those of another.
     """
+    warn_without_recent("qfilters", config.recent or 0)
     found = _fitting(config.filters, layers)
     return [
-        Method(filtered(direction), config.budget, config.n_sink, config.recent)
+        Method(filtered(direction), config.budget, config.n_sink, config.recent or 0)
         for direction in found.directions.astype(mx.float32)
     ]
 
