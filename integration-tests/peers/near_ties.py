@@ -7,6 +7,7 @@ import json
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,30 +34,36 @@ def main() -> None:
             forwards = forwards_of(pair, recording, layer, text)
             ours = kept[f"{number} {budget}"][layer, :, text]
             for moment, held in enumerate(theirs(maker(pair, model, budget), forwards, True)):
-                for head, (mine, places) in enumerate(zip(ours, held, strict=True)):
-                    if swapped := set(mine.tolist()) ^ places:
-                        scores = fused(
-                            tensors, layer, text, head, about["prompt"] + moment, **pair.their_options(1)
-                        )
+                for head, (mine, places) in enumerate(zip(ours[moment], held, strict=True)):
+                    swapped = set(mine.tolist()) ^ places
+                    if swapped:
+                        newest = about["prompt"] + moment - 1
+                        before = [*ours[moment - 1, head], newest] if moment else range(newest + 1)
+                        options = pair.their_options(budget)
+                        scores = fused(tensors, layer, text, head, newest, np.array(before), **options)
                         place = f"layer {layer}, {about['texts'][text]}, head {head}, token {moment}"
-                        print(f"{budget} rows, {place}:", {row: scores[row] for row in sorted(swapped)})
+                        found = {row: f"{scores.get(row, 0):.10f}" for row in sorted(swapped)}
+                        print(f"{budget} rows, {place}:", found)
 
 
 def fused(
-    tensors: dict[str, np.ndarray],
+    tensors: Any,
     layer: int,
     text: int,
     head: int,
-    seen: int,
+    newest: int,
+    held: np.ndarray,
     window: int,
     fuse: str = "sum",
-) -> np.ndarray:
-    """The fused weights of the last ``window`` queries over all older rows, in double precision."""
-    queries = tensors["queries"][layer, text, head, seen - window : seen].astype(np.float64)
-    keys = tensors["keys"][layer, text, head // 3, : seen - window].astype(np.float64)
+) -> dict[int, float]:
+    """The fused weights of the last ``window`` queries over the older rows held, in double precision."""
+    old = held[held <= newest - window]
+    queries = tensors["queries"][layer, text, head, newest - window + 1 : newest + 1].astype(np.float64)
+    keys = tensors["keys"][layer, text, head // 3, old].astype(np.float64)
     weights = np.exp(queries @ keys.T * keys.shape[1] ** -0.5)
     weights /= weights.sum(axis=1, keepdims=True)
-    return weights.max(axis=0) if fuse == "max" else weights.sum(axis=0)
+    score = weights.max(axis=0) if fuse == "max" else weights.sum(axis=0)
+    return dict(zip(old.tolist(), score.tolist(), strict=True))
 
 
 if __name__ == "__main__":
