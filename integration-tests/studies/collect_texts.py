@@ -1,7 +1,8 @@
 """Collect texts of eight kinds for the studies: manuals, essays, dictionaries, source code, quotations.
 
 They come from packages of Debian 12 (``apt-get download``, nothing is installed) and from Python's own
-standard library; none of them is committed. Six texts a kind, about 2,500 tokens each.
+standard library; none of them is committed. Two folders, ``tune`` for choosing and ``report`` for reporting:
+six texts a kind in each, about 2,500 tokens a text, and no stretch of text in both.
 
     python integration-tests/studies/collect_texts.py texts/
 """
@@ -35,8 +36,11 @@ def plain(raw: str) -> str:
     return re.sub(r"[ \t]+", " ", re.sub(r"\n\s*\n\s*", "\n\n", text)).strip()
 
 
-def spread(files: Iterable[Path]) -> list[str]:
-    """EACH texts of LENGTH characters from the longest files, from the middle of each."""
+def spread(files: Iterable[Path]) -> dict[str, list[str]]:
+    """EACH texts of LENGTH characters for each folder: the longest files, from the middle of each.
+
+    Where there are too few files, other stretches of them, as far as can be from what is taken.
+    """
     texts = []
     for file in files:
         try:
@@ -44,19 +48,33 @@ def spread(files: Iterable[Path]) -> list[str]:
             texts.append(plain((gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8")))
         except UnicodeDecodeError:
             continue
-    longest = sorted((text for text in texts if len(text) >= LENGTH), key=len, reverse=True)[:EACH]
-    if not longest:
-        return []
-    cuts = []
+    long = sorted({text for text in texts if len(text) >= LENGTH}, key=lambda text: (-len(text), text))
+    if not long:
+        return {}
+    longest, others = long[:EACH], long[EACH : 2 * EACH]
+    places: list[tuple[str, int]] = []
     for number in range(EACH):
         text = longest[number % len(longest)]
         share = (1 + number // len(longest)) / (2 + (EACH - 1) // len(longest))
-        start = text.find("\n", int(share * (len(text) - LENGTH)))
-        cuts.append(text[max(start, 0) :][:LENGTH].strip())
-    return cuts
+        places.append((text, int(share * (len(text) - LENGTH))))
+    places += [(text, (len(text) - LENGTH) // 2) for text in others]
+    while len(places) < 2 * EACH:
+        distance, text, place = max(farthest(text, places) for text in long)
+        if distance < 2 * LENGTH:
+            raise ValueError("too little text for two folders")
+        places.append((text, place))
+    cuts = [text[max(text.find("\n", place), 0) :][:LENGTH].strip() for text, place in places]
+    return {"tune": cuts[:EACH], "report": cuts[EACH:]}
 
 
-def packaged(package: str, pattern: str) -> list[str]:
+def farthest(text: str, places: list[tuple[str, int]]) -> tuple[int, str, int]:
+    """The place in a text that is farthest from those taken, with its distance."""
+    taken = [place for other, place in places if other == text] or [-2 * LENGTH]
+    grid = range(0, len(text) - LENGTH + 1, LENGTH // 4)
+    return max((min(abs(at - place) for place in taken), text, at) for at in grid)
+
+
+def packaged(package: str, pattern: str) -> dict[str, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["apt-get", "download", "-qq", package], cwd=folder, check=True)
         (archive,) = Path(folder).glob("*.deb")
@@ -66,14 +84,15 @@ def packaged(package: str, pattern: str) -> list[str]:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    out.mkdir(parents=True, exist_ok=True)
     library = Path(sysconfig.get_paths()["stdlib"])
     found = {kind: packaged(*source) for kind, source in KINDS.items()}
     found["python"] = spread(sorted(library.glob("*.py")))
-    for kind, texts in found.items():
-        print(f"{kind}: {len(texts)} texts")
-        for number, text in enumerate(texts):
-            (out / f"{kind}-{number}.txt").write_text(text, encoding="utf-8")
+    for kind, folders in found.items():
+        for folder, texts in folders.items():
+            print(f"{folder}/{kind}: {len(texts)} texts")
+            (out / folder).mkdir(parents=True, exist_ok=True)
+            for number, text in enumerate(texts):
+                (out / folder / f"{kind}-{number}.txt").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

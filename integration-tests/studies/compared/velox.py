@@ -1,0 +1,51 @@
+"""VeloxQuant-MLX's eviction caches, of mlx-lm's kind, through its own builder and with its own defaults.
+
+The rotary base is the model's, as its options ask. Streaming keeps its sinks beside its window, so that the
+window is smaller by them. Prompts are read in mlx-lm's chunks of 2,048: every query of the prompt sees all
+of it, and no smaller chunk is kinder to these caches.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from vqx_eval import Engine
+
+from compared.ours import Cell
+
+CHUNK = 2048
+OPTIONS = {  # method: its dataclass of options, the option for the budget, rows that it keeps beside it
+    "h2o": ("H2OOptions", "h2o_budget", 0),
+    "snapkv": ("SnapKVOptions", "snap_budget", 0),
+    "tova": ("TOVAOptions", "tova_budget", 0),
+    "streaming_llm": ("StreamingLLMOptions", "stream_window_size", 4),
+    "knorm": ("L2NormOptions", "knorm_budget", 0),
+    "keyformer": ("KeyformerOptions", "keyformer_budget", 0),
+    "morphkv": ("MorphKVOptions", "morphkv_budget", 0),
+    "qfilters": ("QFiltersOptions", "qfilters_budget", 0),
+}
+
+
+def caches(model: Any, method: str, budget: int) -> list[Any]:
+    from veloxquant_mlx import KVCacheBuilder
+    from veloxquant_mlx.cache import options
+    from veloxquant_mlx.cache.base import KVCacheConfig
+
+    kind, field, beside = OPTIONS[method]
+    more = {field: budget - beside}
+    base = f"{method}_rope_base"
+    if hasattr(getattr(options, kind), base):
+        more[base] = model.args.rope_theta
+    warnings.filterwarnings("ignore", module="veloxquant_mlx")
+    config = KVCacheConfig(method=method, options=getattr(options, kind)(**more))
+    return list(KVCacheBuilder.for_model(model, config))
+
+
+def cells(engine: Engine, budgets: Sequence[int]) -> Iterator[Cell]:
+    theirs = Engine(engine.model, CHUNK)
+    for method in OPTIONS:
+        for budget in budgets:
+            make = partial(caches, engine.model, method, budget)
+            one = theirs.candidate(f"VeloxQuant-MLX {method}", budget, make, chunk=CHUNK)
+            yield lambda protocol, one=one: one
