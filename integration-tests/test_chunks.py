@@ -10,20 +10,26 @@ so that hidden states depend on the chunks once rows are gone. In block cadence 
 from collections.abc import Iterable
 from typing import Any
 
-import vqx  # isort: skip  # before mlx
-
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models import llama
+from subjects import NATURES, REPRESENTATIVES, cache_of, caches_of, through
 from vqx import Options
-from vqx.options import Queries
-from vqx.testing import Kept, Stream, cache_of, feed, remaining, same_bits
+from vqx.testing import Kept, Shape, Stream, feed, remaining, same_bits
 
-LENGTH, BUDGET, DECODED = 512, 96, 6
+LENGTH, BUDGET, DECODED = 384, 96, 6
 CHUNKS = (64, 256, 2048)
 
-method = pytest.mark.parametrize("method", vqx.names())
+LAYERS = Shape(batch=10, heads=3, group=3, width=64, value_width=64)
+"""Ten layers of the embedded model, in the place of a batch."""
+
+ENGINES = {
+    "model": Options(queries="model", cadence="token"),
+    "keys": Options(queries="keys", cadence="token"),
+    "centred keys": Options(queries="centred-keys", cadence="token"),
+}
+REPLAYED = [method for nature, method in REPRESENTATIVES.items() if nature.allows(ENGINES["model"])]
 
 
 def cuts(chunk: int) -> list[int]:
@@ -35,7 +41,7 @@ def cuts(chunk: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def recorded(embedded: Any, texts: dict[str, list[int]]) -> list[Stream]:
-    """What the 30 layers are offered as the model reads 512 tokens: three streams of ten layers each."""
+    """What the 30 layers are offered as the model reads 384 tokens: three streams of ten layers each."""
     offered: list[Stream] = []
     attend = llama.scaled_dot_product_attention
 
@@ -51,29 +57,30 @@ def recorded(embedded: Any, texts: dict[str, list[int]]) -> list[Stream]:
     return [Stream(*map(mx.concatenate, zip(*offered[i : i + 10], strict=True))) for i in (0, 10, 20)]
 
 
-@pytest.mark.parametrize("queries", ["model", "keys", "centred-keys"])
-@method
+@through(ENGINES)
 def test_what_a_layer_keeps_does_not_depend_on_the_chunks(
-    method: str, queries: Queries, recorded: list[Stream]
+    method: str, engine: Options, recorded: list[Stream]
 ) -> None:
-    engine = Options(queries=queries, cadence="token")
-    for offered in recorded if queries == "model" else recorded[1:2]:
+    nature = NATURES[method]
+    every = engine.queries == "model" and method in REPLAYED and (nature.accumulates or nature.looks_back)
+    for offered in recorded if every else recorded[1:2]:
         one, *others = (
-            remaining(feed(cache_of(method, engine, budget=BUDGET), offered, cuts(chunk))) for chunk in CHUNKS
+            remaining(feed(cache_of(method, engine, LAYERS, budget=BUDGET), offered, cuts(chunk)))
+            for chunk in CHUNKS
         )
         assert one.position.shape == (10, 3, BUDGET)
         for other in others:
             alike(one, other)
 
 
-@method
+@pytest.mark.parametrize("method", REPLAYED)
 def test_what_the_first_layer_of_a_live_model_keeps_does_not_depend_on_the_chunks(
     method: str, shallow: Any, texts: dict[str, list[int]]
 ) -> None:
     tokens = mx.array([texts["source"][:LENGTH]])
     kept = []
     for chunk in CHUNKS:
-        first, _ = caches = vqx.make_cache(shallow.model, method, budget=BUDGET, cadence="token")
+        first, _ = caches = caches_of(shallow.model, method, budget=BUDGET, cadence="token")
         read(shallow, caches, tokens, cuts(chunk))
         kept.append(remaining(first))
     for other in kept[1:]:
@@ -84,7 +91,8 @@ def test_block_cadence_does_depend_on_the_chunks(recorded: list[Stream]) -> None
     """So that the tests above are seen to watch something."""
     engine = Options(queries="model")
     small, middle, large = (
-        remaining(feed(cache_of("h2o", engine, budget=BUDGET), recorded[0], cuts(chunk))) for chunk in CHUNKS
+        remaining(feed(cache_of("h2o", engine, LAYERS, budget=BUDGET), recorded[0], cuts(chunk)))
+        for chunk in CHUNKS
     )
     assert not np.array_equal(small.position, middle.position)
     assert not np.array_equal(middle.position, large.position)

@@ -10,29 +10,24 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from mlx_lm.models import llama
+from subjects import caches_of, check_full, method, representative, through
+from vqx import Options
 
-METHODS = vqx.names()
+ENGINES = {
+    "defaults": Options(),
+    "every 8": Options(interval=8),
+    "whole": Options(prompt="whole"),
+    "token": Options(cadence="token"),
+    "compact": Options(positions="compact"),
+    "keys token": Options(queries="keys", cadence="token"),
+    "centred keys": Options(queries="centred-keys"),
+}
 
-ENGINES: list[dict[str, Any]] = [
-    {},
-    {"interval": 8},
-    {"prompt": "whole"},
-    {"cadence": "token"},
-    {"positions": "compact"},
-    {"queries": "keys", "cadence": "token"},
-    {"queries": "centred-keys"},
-]
-
-AMPLE, SMALL = 512, 40
-"""Budgets above and below the length of what is read."""
+AMPLE, SMALL = 4096, 40
+"""Budgets above and below the length of what is read, in every layer."""
 
 CHUNKS = (32, 1, 30, 33)
 """A prompt of 96 tokens."""
-
-method = pytest.mark.parametrize("method", METHODS)
-engine = pytest.mark.parametrize(
-    "engine", ENGINES, ids=lambda one: " ".join(map(str, one.values())) or "defaults"
-)
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +49,12 @@ def letters() -> mx.array:
 
 @pytest.fixture
 def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(queries, rows) of every attention of a llama, layer after layer."""
+    """(queries, rows of both heads) of every attention of a llama, layer after layer."""
     seen: list[tuple[int, int]] = []
     attend: Callable[..., mx.array] = llama.scaled_dot_product_attention
 
     def note(queries: mx.array, keys: mx.array, *others: Any, **options: Any) -> mx.array:
-        seen.append((queries.shape[2], keys.shape[2]))
+        seen.append((queries.shape[2], keys.shape[1] * keys.shape[2]))
         return attend(queries, keys, *others, **options)
 
     monkeypatch.setattr(llama, "scaled_dot_product_attention", note)
@@ -71,7 +66,7 @@ def same(one: mx.array, other: mx.array) -> bool:
     return one.shape == other.shape and bool(mx.array_equal(one, other).item())
 
 
-@method
+@representative
 def test_with_an_ample_budget_every_logit_of_the_embedded_model_is_its_own(
     method: str, embedded: Any, prose: mx.array, expected: mx.array
 ) -> None:
@@ -85,68 +80,64 @@ def test_until_the_first_eviction_every_logit_of_the_embedded_model_is_its_own(
     method: str, embedded: Any, prose: mx.array, expected: mx.array
 ) -> None:
     caches = vqx.make_cache(embedded.model, method, budget=SMALL)
-    first, second = CHUNKS[:2]
-    read = first + second + 30
-    logits = embedded.read(caches, prose, CHUNKS[:3])
-    # the third chunk exceeds the budget and is still read whole
-    assert same(logits, expected[:, :read])
-    after = embedded.read(caches, prose[:, read:], [1])
-    assert {cache.tokens_kept for cache in caches} == {SMALL}
-    assert not mx.allclose(after, expected[:, read : read + 1], rtol=0, atol=1e-3).item()
+    logits = embedded.read(caches, prose, [*CHUNKS[:3], 1])
+    least = min(cache.plan.method.budget for cache in caches)
+    # the chunk that exceeds a budget is still read whole
+    exact = max(stop for start, stop in pairwise(accumulate(CHUNKS[:3], initial=0)) if start <= least)
+    assert same(logits[:, :exact], expected[:, :exact])
+    check_full(caches, SMALL)
+    assert not mx.allclose(logits[:, -1], expected[:, logits.shape[1] - 1], rtol=0, atol=1e-3).item()
 
 
-@engine
-@method
+@through(ENGINES)
 def test_with_an_ample_budget_every_logit_is_the_models_own_whatever_the_options(
-    method: str, engine: dict[str, Any], tiny: Any, letters: mx.array
+    method: str, engine: Options, tiny: Any, letters: mx.array
 ) -> None:
     lengths = [*CHUNKS, *[1] * 8]
-    caches = vqx.make_cache(tiny.model, method, budget=AMPLE, **engine)
+    caches = caches_of(tiny.model, method, engine, budget=AMPLE)
     assert same(tiny.read(caches, letters, lengths), tiny.read(tiny.plain(), letters, lengths))
 
 
-@engine
-@method
+@through(ENGINES)
 def test_until_the_first_eviction_every_logit_is_the_models_own_whatever_the_options(
-    method: str, engine: dict[str, Any], tiny: Any, letters: mx.array
+    method: str, engine: Options, tiny: Any, letters: mx.array
 ) -> None:
-    own = tiny.read(tiny.plain(), letters, [17, *[1] * 40])
-    caches = vqx.make_cache(tiny.model, method, budget=SMALL, **engine)
-    logits = tiny.read(caches, letters, [17, *[1] * 40])
+    lengths = [17, *[1] * 56]
+    own = tiny.read(tiny.plain(), letters, lengths)
+    caches = caches_of(tiny.model, method, engine, budget=SMALL)
+    logits = tiny.read(caches, letters, lengths)
     # the token after the budget is full finds room: the row it pushes out goes before the next one
-    exact = SMALL + 1
+    exact = max(min(cache.plan.method.budget for cache in caches) + 1, 17)
     assert same(logits[:, :exact], own[:, :exact])
     assert not same(logits[:, exact:], own[:, exact:])
     assert all(cache.tokens_kept < cache.tokens_seen for cache in caches)
 
 
-@engine
-@method
+@through(ENGINES)
 def test_a_first_prompt_longer_than_the_budget_is_read_whole(
-    method: str, engine: dict[str, Any], tiny: Any, letters: mx.array
+    method: str, engine: Options, tiny: Any, letters: mx.array
 ) -> None:
-    caches = vqx.make_cache(tiny.model, method, budget=SMALL, **engine)
+    caches = caches_of(tiny.model, method, engine, budget=SMALL)
     assert same(tiny.read(caches, letters, [104]), tiny.read(tiny.plain(), letters, [104]))
     tiny.read(caches, letters, [1, 1])
-    assert all(cache.tokens_kept < SMALL + 8 < cache.tokens_seen for cache in caches)
+    assert all(cache.tokens_kept < min(cache.plan.method.budget + 8, cache.tokens_seen) for cache in caches)
 
 
-@engine
-@method
+@through(ENGINES)
 def test_no_row_goes_inside_a_forward(
-    method: str, engine: dict[str, Any], tiny: Any, letters: mx.array, rows_read: list[tuple[int, int]]
+    method: str, engine: Options, tiny: Any, letters: mx.array, rows_read: list[tuple[int, int]]
 ) -> None:
-    caches = vqx.make_cache(tiny.model, method, budget=SMALL, **engine)
+    caches = caches_of(tiny.model, method, engine, budget=SMALL)
     for first, last in pairwise(accumulate([*CHUNKS, *[1] * 20, 25, *[1] * 13], initial=0)):
         before = [cache.tokens_kept for cache in caches]
         rows_read.clear()
         tiny.read(caches, mx.take(letters, mx.arange(first, last) % 104, axis=1), [last - first])
-        assert rows_read == [(last - first, kept + last - first) for kept in before]
-    assert caches[0].tokens_kept < SMALL + engine.get("interval", 1)
+        assert rows_read == [(last - first, 2 * (kept + last - first)) for kept in before]
+    assert all(cache.tokens_kept < cache.plan.method.budget + engine.interval for cache in caches)
     assert caches[0].tokens_seen == last == 154
 
 
-@method
+@representative
 def test_generate_writes_the_same_text_with_an_ample_budget(
     method: str, embedded: Any, texts: dict[str, list[int]], own_text: str
 ) -> None:
@@ -155,7 +146,7 @@ def test_generate_writes_the_same_text_with_an_ample_budget(
     assert caches[0].tokens_seen >= 75
 
 
-@method
+@representative
 def test_stream_generate_gives_the_same_tokens_and_probabilities_with_an_ample_budget(
     method: str, embedded: Any, texts: dict[str, list[int]], own_stream: list[tuple[int, mx.array]]
 ) -> None:

@@ -126,6 +126,16 @@ def test_everything_asked_for_has_a_lower_bound(package: Package) -> None:
         assert {bound.operator for bound in asked.specifier} & {">=", "=="}, f"{asked} has no lower bound"
 
 
+def test_a_library_is_asked_for_with_one_bound_by_all() -> None:
+    """So that one environment holds the lowest version that anyone asks for (the session ``lowest``)."""
+    bounds: dict[str, set[str]] = {}
+    for package in PACKAGES:
+        for asked in package.requirements:
+            bounds.setdefault(asked.name, set()).add(str(asked.specifier))
+    assert len(bounds["mlx"]) == 1
+    assert {name: found for name, found in bounds.items() if len(found) > 1} == {}
+
+
 @each
 def test_the_workspace_pins_lie_within_a_packages_ranges(package: Package) -> None:
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -45,6 +45,9 @@ class MethodSpec:
     """Options that mean nothing around another method, and are refused there unless that method has them."""
     adapted: Mapping[str, object] = field(default_factory=dict)
     """Defaults of the adapted system, for the façade (``KVCacheConfig``)."""
+    example: Mapping[str, object] | None = field(default_factory=dict)
+    """Options at which it runs on any small model with 16 rows, 4 of them sinks: tests use them. None: only
+    on what was prepared for it, such as a file made for the model."""
     protocol: int = PROTOCOL
     """The core's protocol this plugin was written for."""
 

@@ -46,8 +46,9 @@ Setting = Mapping[str, Any]
 class MethodLaws:
     """Inherit, name the method, list the settings to try; pytest collects the laws under your class.
 
-    Every law runs at every setting, with keys, centred keys and true queries (unless the method reads none),
-    in token cadence (unless it merges values or sums up queries) and in block cadence with intervals 1 and 4.
+    Every law runs at every setting, in token cadence (unless the method merges values or sums up queries) and
+    in block cadence with intervals 1 and 4: at the first setting with keys, centred keys and true queries
+    (unless it reads none), at the others with true queries alone.
     """
 
     method: ClassVar[str]
@@ -64,15 +65,22 @@ class MethodLaws:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Fill in the arguments that the laws name."""
+        first, *others = (*self.settings, *self.pooled_settings)
+        engines = self._engines()
         axes: dict[str, Sequence[Any]] = {
-            "setting": [*self.settings, *self.pooled_settings],
-            "engine": self._engines(),
-            "queries": [*dict.fromkeys(engine.queries for engine in self._engines())],
-            "dtype": [mx.float32, mx.float16, mx.bfloat16],
+            "engine": engines,
+            "queries": [*dict.fromkeys(engine.queries for engine in engines)],
         }
-        for name, values in axes.items():
-            if name in metafunc.fixturenames:
-                metafunc.parametrize(name, values, ids=[_label(value) for value in values])
+        names = ["setting", *(name for name in axes if name in metafunc.fixturenames)]
+        if len(names) > 1:
+            values = axes[names[1]]
+            fewer = [value for value in values if getattr(value, "queries", value) == "model"]
+            pairs = [(first, value) for value in values] + [(s, value) for s in others for value in fewer]
+            metafunc.parametrize(names, pairs, ids=["-".join(map(_label, pair)) for pair in pairs])
+        elif "setting" in metafunc.fixturenames:
+            metafunc.parametrize("setting", [first, *others], ids=_label)
+        if "dtype" in metafunc.fixturenames:
+            metafunc.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=_label)
 
     # what a forward finds
 

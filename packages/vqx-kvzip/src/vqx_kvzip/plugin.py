@@ -14,5 +14,6 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             paper="arXiv 2505.23416",
             config=KVzipConfig,
             build=build,
+            example=None,
         )
     ]

@@ -10,7 +10,14 @@ def vqx_methods() -> list[vqx.MethodSpec]:
     from vqx_l2norm.method import L2NormConfig, build
 
     return [
-        vqx.MethodSpec(name=name, summary=summary, paper="arXiv 2406.11430", config=L2NormConfig, build=build)
+        vqx.MethodSpec(
+            name=name,
+            summary=summary,
+            paper="arXiv 2406.11430",
+            config=L2NormConfig,
+            build=build,
+            example={"skip": 0},
+        )
         for name, summary in NAMES.items()
     ]
 

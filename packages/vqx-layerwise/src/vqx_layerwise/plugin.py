@@ -16,6 +16,7 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             config=LayerwiseConfig,
             build=build,
             share=share,
+            example={"floor": 1.0},
         )
     ]
 

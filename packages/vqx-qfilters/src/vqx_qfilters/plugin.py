@@ -15,6 +15,7 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             paper="arXiv 2503.02812",
             config=QFiltersConfig,
             build=build,
+            example=None,
         )
     ]
 
