@@ -18,7 +18,7 @@ Cell = Callable[[Protocol], Candidate | Piece]
 PACKAGES = Path(__file__).parents[3] / "packages"
 SETTINGS = settings(
     [
-        "streaming-llm fusion layerwise(fusion) layerwise(fusion):beyond=expected h2o:normalise=seen h2o",
+        "streaming-llm fusion layerwise(fusion) layerwise(fusion):beyond=expected h2o h2o:normalise=none",
         "tova snapkv keydiff expected-attention morphkv keyformer fusion:beyond=expected layerwise",
         "h2o:decay=0.98,recent=32 tova:heads=each l2norm lagkv pyramidkv chunkkv cam r-kv qfilters",
         "squeezeattention ada(h2o) critical morphkv:over=old,group=max,n_sink=0",
