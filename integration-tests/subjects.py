@@ -41,18 +41,23 @@ class Nature(NamedTuple):
 
 
 def _distinct(specs: list[MethodSpec]) -> list[str]:
-    """Their names; of several names for one method the first."""
+    """Their names; of several names for one method its package's."""
     named: dict[Any, str] = {}
     for spec in specs:
-        named.setdefault((spec.config, spec.build), spec.name)
+        both = spec.config, spec.build
+        if both not in named or spec.name.replace("-", "_") in spec.build.__module__:
+            named[both] = spec.name
     return list(named.values())
 
 
 def _fitted(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the method's example; without guards that the method lacks."""
-    spec = vqx.load(method)
-    known = {field.name for owner in (spec.config, Options) for field in fields(owner)}
-    return {name: one for name, one in {**(spec.example or {}), **options}.items() if name in known}
+    return _known(method, {**(vqx.load(method).example or {}), **options})
+
+
+def _known(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    known = {field.name for owner in (vqx.load(method).config, Options) for field in fields(owner)}
+    return {name: one for name, one in options.items() if name in known}
 
 
 def _nature(method: str) -> Nature:
@@ -102,6 +107,11 @@ def caches_of(model: Any, method: str, engine: Options | None = None, **options:
     """A model's caches, at the method's example."""
     chosen = {} if engine is None else {field.name: getattr(engine, field.name) for field in fields(engine)}
     return vqx.make_cache(model, method, **_fitted(method, {**chosen, **options}))
+
+
+def default_caches(model: Any, method: str, budget: int) -> list[EvictingCache]:
+    """A model's caches at the method's defaults, with four sinks: without any, a window loses the thread."""
+    return vqx.make_cache(model, method, **_known(method, {"budget": budget, "n_sink": 4}))
 
 
 def cache_of(method: str, engine: Options, shape: Shape, **options: Any) -> EvictingCache:

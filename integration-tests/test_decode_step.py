@@ -1,10 +1,10 @@
 """A generated token costs no wait for the device, no rows or memory, and about the time of a ring buffer."""
 
 import copy
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import vqx  # isort: skip  # before mlx
@@ -142,23 +142,27 @@ def test_rows_positions_and_memory_do_not_grow_while_tokens_are_generated(
     assert mx.get_peak_memory() - active < most
 
 
-def test_with_a_cut_in_eight_a_token_takes_about_as_long_as_with_a_ring_buffer_of_the_same_size(
+def test_a_token_takes_about_as_long_as_with_a_ring_buffer_of_the_same_size(
     embedded: Any, after_a_prompt: dict[str, list[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     caches = copy.deepcopy(after_a_prompt)
-    for cache in (cache for name in METHODS for cache in caches[name]):
-        cache.plan = cache.plan._replace(options=replace(cache.plan.options, interval=STEPS))
     spent: dict[str, list[float]] = {name: [] for name in caches}
     for _ in range(STEPS):
         for name, each in caches.items():
             start = time.perf_counter()
             mx.eval(embedded.model(TOKEN, cache=each))
             spent[name].append(time.perf_counter() - start)
-    # by turns, so that what else the machine does at a time weighs on all
-    ring = sum(spent.pop("ring"))
-    slower = {name: sum(times) / ring for name, times in spent.items()}
+    # in pairs, so that what else the machine does at a time weighs on both
+    ring = spent.pop("ring")
+    slower = {
+        name: statistics.median(one / other for one, other in zip(times, ring, strict=True))
+        for name, times in spent.items()
+    }
     with capsys.disabled():
-        print(f"\nms per token at {BUDGET} rows: ring buffer {1e3 * ring / STEPS:.0f}", end="")
+        print(f"\nms per token at {BUDGET} rows: ring buffer {1e3 * statistics.median(ring):.0f}", end="")
         print(*(f", {name} {one:.2f}x" for name, one in slower.items()), sep="")
     assert {cache.tokens_seen for name in METHODS for cache in caches[name]} == {PROMPT + 2 + STEPS}
-    assert max(slower.values()) < 1.6
+    # every token evicts here: a cut that reads rows or a window of queries takes longer
+    reading = {name for name in METHODS if NATURES[name].looks_back or NATURES[name].sums_up}
+    assert max(slower[name] for name in METHODS if name not in reading) < 1.6
+    assert max(slower[name] for name in reading) < 3

@@ -16,7 +16,16 @@ import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.rope_utils import initialize_rope
-from subjects import NATURES, REPRESENTATIVES, cache_of, caches_of, check_full, method, through
+from subjects import (
+    NATURES,
+    REPRESENTATIVES,
+    cache_of,
+    caches_of,
+    check_full,
+    default_caches,
+    method,
+    through,
+)
 from vqx import EvictingCache, Options
 from vqx.testing import Shape
 
@@ -310,7 +319,7 @@ def test_the_first_evictions_cost_something_and_are_no_cliff(
 ) -> None:
     tokens, full = prose_losses
     budget = 40
-    caches = caches_of(embedded.model, method, budget=budget, n_sink=SINKS)
+    caches = default_caches(embedded.model, method, budget)
     losses = losses_of(embedded.read(caches, tokens, [budget, *[1] * (tokens.shape[1] - budget)]), tokens)
     assert mx.array_equal(losses[:budget], full[:budget]).item()
     growth = (losses[budget:].mean() - full[budget:].mean()).item()

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import mlx_lm
 import pytest
 from mlx_lm.sample_utils import make_sampler
-from subjects import METHODS, NATURES, REPRESENTATIVES, caches_of, check_full, representative
+from subjects import METHODS, NATURES, REPRESENTATIVES, caches_of, check_full, default_caches, representative
 
 BUDGET = 256
 
@@ -55,7 +55,7 @@ def written(embedded: Any, texts: Mapping[str, list[int]]) -> dict[str, Written]
     story, model = texts["narrative"][:PROMPT], embedded.model
     with pytest.warns(UserWarning, match="recent=0"):
         caches = {"full": embedded.plain(), "frozen": vqx.make_cache(model, budget=BUDGET, **FROZEN)}
-    caches |= {name: vqx.make_cache(model, name, budget=BUDGET) for name in REPRESENTATIVES.values()}
+    caches |= {name: default_caches(model, name, BUDGET) for name in REPRESENTATIVES.values()}
     read_once(embedded, mx.array([story[:TOGETHER]]), caches)
     full = copy.deepcopy(caches["full"])
     mx.eval(model.model(mx.array([story[TOGETHER:-1]]), cache=full))
@@ -105,18 +105,18 @@ class Losses(NamedTuple):
         return sum(self.each) / len(self.each)
 
 
-READ, FOLLOWING = 600, 128
+READ, FOLLOWING = 512, 96
 
 
 @pytest.fixture(scope="module")
 def losses(embedded: Any, texts: Mapping[str, list[int]]) -> dict[str, Losses]:
-    """128 tokens after 600 of each text, teacher forced, with the methods' default settings.
+    """96 tokens after 512 of each text, teacher forced, with the methods' default settings.
 
     The texts are one batch. What follows is read 32 tokens at a time, so rows go again and again.
     """
     tokens = mx.array([text[: READ + FOLLOWING + 1] for text in texts.values()])
     caches = {"full": embedded.plain()}
-    caches |= {name: vqx.make_cache(embedded.model, name, budget=BUDGET) for name in METHODS}
+    caches |= {name: default_caches(embedded.model, name, BUDGET) for name in METHODS}
     read_once(embedded, tokens[:, :READ], caches)
     found = {}
     for name, own in caches.items():
@@ -157,6 +157,7 @@ def test_a_prompt_of_3200_tokens_ends_in_the_memory_of_its_budget(
     held, kept = (sum(getattr(cache, name) for cache in caches) for name in ("nbytes", "kept_bytes"))
     check_full(caches, BUDGET)
     assert all(cache.tokens_seen >= 3200 for cache in caches)
-    assert held < 1.25 * kept
+    # what is known of all queries is a third more, at these sizes, and does not grow
+    assert held < 1.5 * kept
     # beside the caches a token's logits, 200 kB, may still be held
     assert mx.get_active_memory() - before < 1.5 * held + 2**19
