@@ -162,7 +162,7 @@ def integration(session: nox.Session) -> None:
 @nox.session(default=False, requires=["wheels"])
 def bench(session: nox.Session) -> None:
     """Every package's benchmarks (they want a quiet machine)."""
-    session.install(*_wheels(PLUGINS, "cpu,demo,testing"), "matplotlib>=3.10")
+    session.install(*_wheels(PLUGINS, "cpu,demo,testing"), "matplotlib>=3.10.8")
     for script in sorted(ROOT.glob("packages/*/bench/*.py")):
         session.run("python", str(script), *session.posargs)
 
