@@ -51,20 +51,38 @@ def spread(files: Iterable[Path]) -> dict[str, list[str]]:
     long = sorted({text for text in texts if len(text) >= LENGTH}, key=lambda text: (-len(text), text))
     if not long:
         return {}
-    longest, others = long[:EACH], long[EACH : 2 * EACH]
+    longest, others = long[:EACH], long[EACH:]
     places: list[tuple[str, int]] = []
     for number in range(EACH):
         text = longest[number % len(longest)]
         share = (1 + number // len(longest)) / (2 + (EACH - 1) // len(longest))
         places.append((text, int(share * (len(text) - LENGTH))))
-    places += [(text, (len(text) - LENGTH) // 2) for text in others]
-    while len(places) < 2 * EACH:
-        distance, text, place = max(farthest(text, places) for text in long)
-        if distance < 2 * LENGTH:
-            raise ValueError("too little text for two folders")
+    tune = [cut(*place) for place in places]
+    known = set[str]().union(*map(runs, tune))
+    report: list[str] = []
+    while len(report) < EACH:
+        if others:
+            text = others.pop(0)
+            place = (len(text) - LENGTH) // 2
+        else:
+            distance, text, place = max(farthest(text, places) for text in long)
+            if distance < 2 * LENGTH:
+                raise ValueError("too little text for two folders")
         places.append((text, place))
-    cuts = [text[max(text.find("\n", place), 0) :][:LENGTH].strip() for text, place in places]
-    return {"tune": cuts[:EACH], "report": cuts[EACH:]}
+        if known.isdisjoint(runs(cut(text, place))):
+            report.append(cut(text, place))
+    return {"tune": tune, "report": report}
+
+
+def cut(text: str, place: int) -> str:
+    """LENGTH characters from the next line on."""
+    return text[max(text.find("\n", place), 0) :][:LENGTH].strip()
+
+
+def runs(text: str) -> set[str]:
+    """Every twelve words in a row: what two texts share if one quotes the other."""
+    words = text.split()
+    return {" ".join(words[at : at + 12]) for at in range(len(words) - 11)}
 
 
 def farthest(text: str, places: list[tuple[str, int]]) -> tuple[int, str, int]:

@@ -12,6 +12,7 @@ pieces that a run which is started again does not repeat; several processes may 
 import argparse
 import json
 import platform
+import re
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from compared import ours
 from compared.ours import Cell
 from vqx.host.embedded import load_embedded
 from vqx_eval import Engine, Job, open_store, run, tasks_named, wanted
+from vqx_eval.candidates import FULL, ROTATING
 from vqx_eval.samples import batches
 from vqx_eval.store import Store
 from vqx_eval.texts import load_texts
@@ -56,9 +58,10 @@ def cells(engine: Engine, engines: Sequence[str], budgets: Sequence[int]) -> lis
     """Everything that is to be compared, the engines mixed so that all end at the same time."""
     lists: list[list[Cell]] = []
     if "ours" in engines:
-        lists.append([lambda protocol: engine.full(), *ours.cells(engine, budgets)])
+        lists.append([Cell(FULL, lambda protocol: engine.full()), *ours.cells(engine, budgets)])
     if "mlx" in engines:
-        lists.append([lambda protocol, budget=budget: engine.rotating(budget) for budget in budgets])
+        bounded = [Cell(ROTATING, lambda protocol, n=budget: engine.rotating(n)) for budget in budgets]
+        lists.append(bounded)
     if "velox" in engines:
         from compared import velox
 
@@ -101,11 +104,12 @@ def measure(given: argparse.Namespace) -> None:
             raise ValueError("transformers and mlx-lm do not agree on the full cache")
     (given.out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     part, parts = map(int, given.part.split("/"))
-    own = cells(engine, given.engines, given.budgets)[part::parts]
+    asked = cells(engine, given.engines, given.budgets)
+    own = [cell for cell in asked if re.search(given.only, cell.label)][part::parts]
     try:
         for first in range(0, len(own), WAVE):
             for job in todo:
-                among = [cell(job.batch.protocol) for cell in own[first : first + WAVE]]
+                among = [cell.make(job.batch.protocol) for cell in own[first : first + WAVE]]
                 attempt(job._replace(candidates=among), store, clock)
     except TimeoutError:
         print("time is up: what is missing is not measured")
@@ -171,6 +175,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="i/n: every n-th candidate from the i-th on")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing that would end later")
     parser.add_argument("--engines", type=names, default=list(ENGINES))
+    parser.add_argument("--only", default="", help="a regular expression that labels must contain")
     parser.add_argument("--budgets", type=numbers, default=[128, 256, 512, 1024])
     parser.add_argument("--tasks", default="continuation,passkey,needle-prose")
     parser.add_argument("--samples", type=int, help="default: 48 texts, 60 needles")

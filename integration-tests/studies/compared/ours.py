@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import vqx
 from vqx import Setting
@@ -12,18 +13,25 @@ from vqx_eval.candidates import label
 from vqx_eval.samples import Protocol
 from vqx_eval.store import Piece
 
-Cell = Callable[[Protocol], Candidate | Piece]
-"""One setting at one budget: for a protocol a candidate, or a piece that says why there is none."""
+
+class Cell(NamedTuple):
+    """One setting at one budget: for a protocol a candidate, or a piece that says why there is none."""
+
+    label: str
+    make: Callable[[Protocol], Candidate | Piece]
+
 
 PACKAGES = Path(__file__).parents[3] / "packages"
 SETTINGS = settings(
     [
         "streaming-llm fusion layerwise(fusion) layerwise(fusion):beyond=expected h2o h2o:normalise=none",
         "tova snapkv keydiff expected-attention morphkv keyformer fusion:beyond=expected layerwise",
-        "h2o:decay=0.98,recent=32 tova:heads=each l2norm lagkv pyramidkv chunkkv cam r-kv qfilters",
-        "squeezeattention ada(h2o) critical morphkv:over=old,group=max,n_sink=0",
+        "h2o:decay=0.98,recent=32,normalise=none tova:heads=each l2norm lagkv pyramidkv chunkkv cam r-kv",
+        "qfilters squeezeattention ada(h2o) critical morphkv:over=old,group=max,n_sink=0",
         "h2o:queries=keys h2o:queries=centred-keys tova:queries=keys snapkv:queries=keys",
         "keyformer:queries=keys,recent=0 h2o:interval=32 fusion:interval=32 h2o:cadence=token",
+        # VeloxQuant-MLX's rule
+        "h2o:queries=keys,cadence=token,recent=0,grace=16,decay=0.98,normalise=none",
     ]
 )
 
@@ -42,7 +50,7 @@ def register_sources() -> None:
 def cells(engine: Engine, budgets: Sequence[int]) -> Iterator[Cell]:
     for setting in SETTINGS:
         for budget in budgets:
-            yield partial(_cell, engine, setting, budget)
+            yield Cell(label(setting), partial(_cell, engine, setting, budget))
 
 
 def _cell(engine: Engine, setting: Setting, budget: int, protocol: Protocol) -> Candidate | Piece:
