@@ -27,13 +27,17 @@ print("all ran")
 """
 
 
-def test_every_python_block_runs() -> None:
-
+def test_every_python_block_runs(tmp_path: Path) -> None:
     code = [(str(page.relative_to(ROOT)), "\n".join(BLOCK.findall(page.read_text()))) for page in PAGES]
     code = [(page, text) for page, text in code if text]
     assert len(code) >= 7, "the pages lost their examples"
     ran = subprocess.run(
-        [sys.executable, "-c", RUNNER], input=json.dumps(code), capture_output=True, text=True, timeout=400
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps(code),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "all ran" in ran.stdout

@@ -16,7 +16,7 @@ from vqx.spec import Collapse, LayerInfo, MethodSpec, Setting  # noqa: E402
 
 if TYPE_CHECKING:
     from vqx.adapted import KVCacheBuilder, KVCacheConfig
-    from vqx.host import attach, detach, make_cache
+    from vqx.host import attach, detach, load_cache, make_cache, save_cache
 
 names = _registry.names
 load = _registry.load
@@ -27,7 +27,9 @@ _LATE = {  # mlx-lm takes seconds to import, and listing methods does not need i
     "KVCacheConfig": "vqx.adapted",
     "attach": "vqx.host",
     "detach": "vqx.host",
+    "load_cache": "vqx.host",
     "make_cache": "vqx.host",
+    "save_cache": "vqx.host",
 }
 
 __all__ = [
@@ -51,9 +53,11 @@ __all__ = [
     "detach",
     "hookimpl",
     "load",
+    "load_cache",
     "make_cache",
     "names",
     "register",
+    "save_cache",
 ]
 
 

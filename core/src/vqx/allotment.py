@@ -5,11 +5,12 @@ the prompt is read, and read by the host once, before the first cut.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
+from vqx.options import at_least
 from vqx.scorers import Method, Share
 
 
@@ -48,6 +49,21 @@ class Allotment:
     def carried(self, number: int) -> list[mx.array]:
         """The array that waits to be read, for ``number``'s state."""
         return [self._seen[number].total] if number in self._seen else []
+
+    def told(self, number: int) -> tuple[int | None, int]:
+        """For a file: ``number``'s budget once it is decided, and the tokens that ``carried`` sums up."""
+        budget = self.chosen[number].budget if number in self.chosen else None
+        return budget, self._seen[number].tokens if number in self._seen else 0
+
+    def restore(self, number: int, budget: Any, tokens: Any, total: mx.array | None) -> Method | None:
+        """The reverse: ``number``'s method where it was decided."""
+        if budget is not None:
+            at_least("budget", budget, self.share.least)
+            return self.share.at(self.numbers.index(number), budget)
+        if total is not None:
+            at_least("tokens", tokens, 1)
+            self._seen[number] = _Seen(total, tokens)
+        return None
 
     def decide(self) -> None:
         """Read what was seen and choose every layer's method: the one time that the host waits."""

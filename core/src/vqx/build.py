@@ -36,6 +36,11 @@ def chain_of(name: str) -> Chain:
     return chain
 
 
+def label(chain: Chain) -> str:
+    """The name that composes them."""
+    return "(".join(spec.name for spec in chain) + ")" * (len(chain) - 1)
+
+
 def split_options(chain: Chain, given: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Part options into the methods' own and the engine's.
 
@@ -50,7 +55,7 @@ def split_options(chain: Chain, given: Mapping[str, object]) -> tuple[dict[str, 
         near = difflib.get_close_matches(unknown[0], [*own, *engine], 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"{_label(chain)} has no option {unknown[0]!r}{hint} (its options: {', '.join(sorted(own))};"
+            f"{label(chain)} has no option {unknown[0]!r}{hint} (its options: {', '.join(sorted(own))};"
             f" every method's: {', '.join(sorted(engine))})"
         )
     return (
@@ -70,7 +75,7 @@ def methods_for(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo
     """
     budget = own.get("budget")
     if budget is None:
-        raise ValueError(f"{_label(chain)}: say how many rows to keep per layer, for example budget=1024")
+        raise ValueError(f"{label(chain)}: say how many rows to keep per layer, for example budget=1024")
     if isinstance(budget, str) or not isinstance(budget, Iterable):
         return _shared(chain, {**own, "budget": _plain(budget)}, layers)
     budgets = [_plain(rows) for rows in budget]
@@ -79,7 +84,7 @@ def methods_for(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo
     each = [_built(chain, {**own, "budget": rows}, layers) for rows in budgets]
     chosen = [methods[number] for number, methods in enumerate(each)]
     if [method.budget for method in chosen] != budgets or any(method.share for method in chosen):
-        raise ValueError(f"{_label(chain)} sets the budgets of the layers itself: give budget as one number")
+        raise ValueError(f"{label(chain)} sets the budgets of the layers itself: give budget as one number")
     return chosen
 
 
@@ -97,7 +102,7 @@ def _shared(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -
         at(0, share.least)
     except ValueError as error:
         raise ValueError(
-            f"{_label(chain)} may leave a layer {share.least} of budget={own['budget']} rows: {error}"
+            f"{label(chain)} may leave a layer {share.least} of budget={own['budget']} rows: {error}"
         ) from error
     return [method._replace(share=share._replace(at=at)) for method in methods]
 
@@ -121,10 +126,6 @@ def _config(spec: MethodSpec, own: Mapping[str, Any]) -> Any:
 def _options(spec: MethodSpec, *, around: bool = False) -> set[str]:
     """The options that a method has, alone or around another."""
     return {field.name for field in fields(spec.config)} - set(spec.alone if around else ())
-
-
-def _label(chain: Chain) -> str:
-    return "(".join(spec.name for spec in chain) + ")" * (len(chain) - 1)
 
 
 def _plain(rows: object) -> object:

@@ -15,6 +15,7 @@ from vqx.layer import Layer, Plan, admit, placed, stand_ins, watch
 from vqx.options import Options
 from vqx.positions import Rotary
 from vqx.rows import filled
+from vqx.saved import Recipe, Saved, layer_of, parts, written
 from vqx.scorers import Method
 
 
@@ -28,6 +29,7 @@ class EvictingCache:
         number: the layer's number, for messages.
         updated: called once new rows are there, with the cache.
         allotment: what the layers decide together, where ``method.share`` says that they do.
+        recipe: how it was made, which a file of it says; None: it cannot be saved.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class EvictingCache:
         number: int = 0,
         updated: Callable[["EvictingCache"], None] | None = None,
         allotment: Allotment | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         if options.queries is None:
             raise ValueError("queries=None: a single cache needs 'model', 'keys' or 'centred-keys'")
@@ -60,6 +63,7 @@ class EvictingCache:
         self.number = number
         self.updated = updated
         self.allotment = allotment
+        self.recipe = recipe
         self.layer: Layer | None = None
         self.unseen = ""  # why the queries of the last forward could not be used; empty where they were
         self._nan: mx.array | None = None
@@ -175,14 +179,39 @@ class EvictingCache:
         return mx.arange(kept + N)[None] <= mx.arange(kept, kept + N)[:, None]
 
     @property
-    def state(self) -> list[mx.array]:
-        """Every array held: mlx-lm evaluates these after each chunk of a prompt."""
-        if self.layer is None:
-            return []
-        rows, seen = self.layer.rows, self.layer.seen
-        more = (self._nan, None if seen is None else seen.sinks)
-        waiting = [] if self.allotment is None else self.allotment.carried(self.number)
-        return [rows.keys, rows.values, *self.layer.carried, *waiting, *(a for a in more if a is not None)]
+    def state(self) -> list[Any]:
+        """Every array held: mlx-lm evaluates these after each chunk of a prompt.
+
+        Where the cache knows how it was made, words stand before them: mlx-lm writes both to files.
+        """
+        facts, arrays = self._facts_and_arrays()
+        return [*arrays.values()] if self.recipe is None else written(self.recipe(), facts, arrays)
+
+    def restore(self, saved: Saved, like: Layer) -> None:
+        """Go on where a cache made as this one was saved.
+
+        Args:
+            saved: of ``vqx.saved.read``.
+            like: the layer of a cache made as this one that has read anything.
+
+        Raises:
+            ValueError: says what does not fit.
+        """
+        facts, arrays = saved.facts, saved.arrays
+        if self.allotment is not None:
+            method = self.allotment.restore(
+                self.number, facts.get("budget"), facts.get("shown"), arrays.get("shown")
+            )
+            if method is not None:
+                self.plan, self.allotment = self.plan._replace(method=method), None
+        elif facts.get("budget") != self.plan.method.budget:
+            raise ValueError(
+                f"layer {self.number}: the cache was saved with a budget of {facts.get('budget')!r}, and its"
+                f" method now gives {self.plan.method.budget}: make it anew"
+            )
+        if facts.get("empty") is not True:
+            self.layer = layer_of(facts, arrays, self.plan, like)
+        self.unseen, self._nan = str(facts.get("unseen", "")), arrays.get("nan")
 
     def is_trimmable(self) -> bool:
         """An evicted row cannot come back, and statistics cannot forget."""
@@ -203,7 +232,7 @@ class EvictingCache:
     @property
     def nbytes(self) -> int:
         """Bytes of every array held, room for growth and bookkeeping included."""
-        return sum(array.nbytes for array in self.state)
+        return sum(array.nbytes for array in self._facts_and_arrays()[1].values())
 
     @property
     def tokens_seen(self) -> int:
@@ -252,6 +281,20 @@ class EvictingCache:
             shared.decide()
         if shared.chosen:
             self.plan, self.allotment = self.plan._replace(method=shared.chosen[self.number]), None
+
+    def _facts_and_arrays(self) -> tuple[dict[str, Any], dict[str, mx.array]]:
+        """What is known of the cache, and every array it holds, by name."""
+        shared, budget = self.allotment, self.plan.method.budget
+        facts: dict[str, Any] = {"number": self.number, "unseen": self.unseen, "budget": budget}
+        if self.layer is None:
+            return {**facts, "budget": None if shared else budget, "empty": True}, {}
+        told, arrays = parts(self.layer)
+        if self._nan is not None:
+            arrays["nan"] = self._nan
+        if shared is not None:
+            facts["budget"], facts["shown"] = shared.told(self.number)
+            arrays.update(zip(["shown"], shared.carried(self.number), strict=False))
+        return {**facts, **told}, arrays
 
     def _held(self) -> Layer:
         if self.layer is None:

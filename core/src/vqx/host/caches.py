@@ -11,6 +11,7 @@ from vqx.build import Chain, chain_of, methods_for, split_options
 from vqx.cache import EvictingCache
 from vqx.host.layers import attention_of, layer_of, plain_layers
 from vqx.host.layers import own_caches as own_caches
+from vqx.host.recipes import know, recipe_of
 from vqx.host.residuals import watch_residuals
 from vqx.host.rotaries import rotaries
 from vqx.host.trial import check_budgets, check_lanes, hidden_queries
@@ -113,6 +114,7 @@ def cache_factory(
         compact = run.positions == "compact"
         if compact or any(method.scorer.rotary for method in methods):
             turning = [*rotaries(model, evicting, compact=compact)]
+        recipe = recipe_of(model, chain, own, engine, evicting)
         each = [Options(**{**engine, "queries": source}) for source in queries]
 
         def fresh() -> list[Any]:
@@ -120,7 +122,13 @@ def cache_factory(
             together = None if share is None else Allotment(share, evicting)
             for number, method, options, rotary in zip(evicting, methods, each, turning, strict=True):
                 caches[number] = EvictingCache(
-                    method, options, rotary=rotary, number=number, updated=expect, allotment=together
+                    method,
+                    options,
+                    rotary=rotary,
+                    number=number,
+                    updated=expect,
+                    allotment=together,
+                    recipe=recipe,
                 )
             return caches
 
@@ -136,6 +144,7 @@ def cache_factory(
         fresh = factory(["centred-keys" if number in hidden else "model" for number in evicting])
     check_budgets(model, fresh)
     check_lanes(model, fresh)
+    know(model)
     return fresh
 
 
