@@ -42,7 +42,7 @@ def test_methods_lists_what_is_installed_and_what_is_broken(monkeypatch: pytest.
 def test_no_method_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Found, "installed", lambda self: [])
     monkeypatch.setattr(cli, "registry", _Found())
-    assert "pip install vqx-fusion" in CliRunner().invoke(cli.main, ["methods"]).output
+    assert "pip install vqx-h2o" in CliRunner().invoke(cli.main, ["methods"]).output
 
 
 def test_the_demo_without_its_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -497,11 +497,11 @@ def test_without_a_method_the_best_is_taken_or_its_package_named(
 ) -> None:
     from vqx.host import caches
 
-    with pytest.raises(UnknownMethod, match="'fusion', and it is not installed: pip install vqx-fusion"):
+    with pytest.raises(UnknownMethod, match="'h2o', and it is not installed: pip install vqx-h2o"):
         make_cache(tiny_llama(), budget=16)
-    best = {"anywhere": ("toy", {}), "end": ("toy-newest", {"prompt": "whole"})}
+    best = {None: ("toy", {}), "end": ("toy-newest", {"prompt": "whole"})}
     monkeypatch.setattr(caches, "BEST", best)
-    plain, asked = (make_cache(tiny_llama(), budget=16, question=q)[0].plan for q in ("anywhere", "end"))
+    plain, asked = (make_cache(tiny_llama(), budget=16, question=q)[0].plan for q in (None, "end"))
     assert (plain.method.recent, plain.options.prompt) == (2, "chunks")
     assert (asked.method.recent, asked.options.prompt) == (0, "whole")
     named = make_cache(tiny_llama(), "toy", budget=16, question="end")[0].plan
@@ -510,5 +510,5 @@ def test_without_a_method_the_best_is_taken_or_its_package_named(
         make_cache(tiny_llama(), budget=16, question="end", prompt="chunks")[0].plan.options.prompt
         == "chunks"
     )
-    with pytest.raises(ValueError, match="question='start' is not known; choose one of 'anywhere', 'end'"):
+    with pytest.raises(ValueError, match="question='start' is not known; choose one of None, 'end'"):
         make_cache(tiny_llama(), budget=16, question="start")

@@ -52,7 +52,7 @@ def methods(as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     if not rows:
-        click.echo("No method is installed. Try: pip install vqx-fusion")
+        click.echo("No method is installed. Try: pip install vqx-h2o")
         return
     wide = max(len(row["method"]) for row in rows)
     for row in rows:

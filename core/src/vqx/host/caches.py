@@ -23,17 +23,19 @@ from vqx.spec import LayerInfo
 
 _BEFORE = "_make_cache_before_vqx"
 
-Question: TypeAlias = Literal["anywhere", "end"]
+Question: TypeAlias = Literal["later", "end"] | None
+"""When a question about the text comes: not at all, after it was read, or as the prompt's end."""
 
 BEST: Mapping[Question, tuple[str, Mapping[str, Any]]] = {
-    "anywhere": ("fusion", {}),
+    None: ("h2o", {}),
+    "later": ("fusion", {}),
     "end": ("tova", {"prompt": "whole"}),
 }
-"""Method and engine options where none are named: those that the comparison in the docs found best."""
+"""Method and engine options where none are named: the best in docs/comparison.md."""
 
 
 def make_cache(
-    model: nn.Module, method: str | None = None, *, question: Question = "anywhere", **options: Any
+    model: nn.Module, method: str | None = None, *, question: Question = None, **options: Any
 ) -> list[Any]:
     """Caches for one sequence or batch: pass them as ``prompt_cache`` to mlx-lm.
 
@@ -43,9 +45,11 @@ def make_cache(
     Args:
         model: a model of mlx-lm.
         method: the name of an installed method (``vqx.names()``), or wrappers around one,
-            ``"layerwise(fusion)"``. None: the best measured, ``fusion``, or ``tova`` with ``question="end"``.
-        question: ``end`` for prompts that end in their question: nothing is evicted before it was read
-            (``prompt="whole"``), so memory is bounded from the first generated token on.
+            ``"layerwise(fusion)"``. None: the best measured for the question.
+        question: None for text that goes on (``h2o``); ``later`` where facts are asked for after the text
+            was read (``fusion``); ``end`` for prompts that end in their question (``tova``): nothing is
+            evicted before it was read (``prompt="whole"``), so memory is bounded from the first generated
+            token on.
         options: ``budget``, the most rows per layer between forwards, one number or one per layer; the
             method's other options; and the engine's (``vqx.Options``).
 
@@ -60,9 +64,7 @@ def make_cache(
     return cache_factory(model, method, question=question, **options)()
 
 
-def attach(
-    model: nn.Module, method: str | None = None, *, question: Question = "anywhere", **options: Any
-) -> None:
+def attach(model: nn.Module, method: str | None = None, *, question: Question = None, **options: Any) -> None:
     """Let every later generation, server or batch call on ``model`` use evicting caches.
 
     Options as for :func:`make_cache`, checked now; each call gets fresh caches. Attaching again replaces
@@ -85,7 +87,7 @@ def detach(model: nn.Module) -> None:
 
 
 def cache_factory(
-    model: nn.Module, method: str | None = None, *, question: Question = "anywhere", **options: Any
+    model: nn.Module, method: str | None = None, *, question: Question = None, **options: Any
 ) -> Callable[[], list[Any]]:
     """Check method and options against the model once; the result makes fresh caches at every call."""
     one_of("question", question, tuple(BEST))
