@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from compared import ours
+from compared import ours, repeated
 from compared.ours import Cell
 from vqx.host.embedded import load_embedded
 from vqx_eval import Engine, Job, open_store, run, tasks_named, wanted
@@ -54,11 +54,12 @@ class Clock:
         print(f"{self.end - now:6.0f} s left  {title}", flush=True)
 
 
-def cells(engine: Engine, engines: Sequence[str], budgets: Sequence[int]) -> list[Cell]:
+def cells(engine: Engine, tokenizer: Any, engines: Sequence[str], budgets: Sequence[int]) -> list[Cell]:
     """Everything that is to be compared, the engines mixed so that all end at the same time."""
     lists: list[list[Cell]] = []
     if "ours" in engines:
         lists.append([Cell(FULL, lambda protocol: engine.full()), *ours.cells(engine, budgets)])
+        lists.append([*repeated.cells(engine, tokenizer, budgets)])
     if "mlx" in engines:
         bounded = [Cell(ROTATING, lambda protocol, n=budget: engine.rotating(n)) for budget in budgets]
         lists.append(bounded)
@@ -104,7 +105,7 @@ def measure(given: argparse.Namespace) -> None:
             raise ValueError("transformers and mlx-lm do not agree on the full cache")
     (given.out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     part, parts = map(int, given.part.split("/"))
-    asked = cells(engine, given.engines, given.budgets)
+    asked = cells(engine, tokenizer, given.engines, given.budgets)
     own = [cell for cell in asked if re.search(given.only, cell.label)][part::parts]
     try:
         for first in range(0, len(own), WAVE):

@@ -27,7 +27,7 @@ SETTINGS = settings(
         "streaming-llm fusion layerwise(fusion) layerwise(fusion):beyond=expected h2o h2o:normalise=none",
         "tova snapkv keydiff expected-attention morphkv keyformer fusion:beyond=expected layerwise",
         "h2o:decay=0.98,recent=32,normalise=none tova:heads=each l2norm lagkv pyramidkv chunkkv cam r-kv",
-        "qfilters squeezeattention ada(h2o) critical morphkv:over=old,group=max,n_sink=0",
+        "qfilters squeezeattention ada(h2o) critical sliding-window morphkv:over=old,group=max,n_sink=0",
         "h2o:queries=keys h2o:queries=centred-keys tova:queries=keys snapkv:queries=keys",
         "keyformer:queries=keys,recent=0 h2o:interval=32 fusion:interval=32 h2o:cadence=token",
         # VeloxQuant-MLX's rule

@@ -26,7 +26,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     "attention of the latest": ("tova", "tova:heads=each", "snapkv", "morphkv", "r-kv", "critical"),
     "keys and values alone": ("keydiff", "l2norm", "lagkv", "qfilters", "expected-attention"),
-    "shared out, chunks, merged": ("pyramidkv", "squeezeattention", "chunkkv", "cam"),
+    "shared out, chunks, merged": ("pyramidkv", "squeezeattention", "chunkkv", "cam", "kvzip"),
     "queries and cadence": (
         "h2o",
         "h2o:queries=keys",
