@@ -10,40 +10,46 @@ import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
-from importlib import import_module
 from importlib.metadata import version
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import kvpress
+import merging
 import numpy as np
 import official
 import torch
-from official import Forward, Peer
+from official import Forward, Peer, weights
 from pairs import PAIRS, Pair
 from transformers import LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+Rows = dict[int, torch.Tensor]
+"""Positions held -> what stands behind the keys, values or nothing."""
 TENSORS = ("queries", "keys", "values", "hidden")
+CLOSE = 1e-5  # float32 sums in another order
 CHECKOUTS = ("TOVA", "H2O", "MorphKV", "keyformer-llm", "R-KV")
 
 
 class Recording(NamedTuple):
-    """What record.py wrote, the model in transformers, and the layers that are compared."""
+    """What record.py wrote, and the model in transformers."""
 
     tensors: dict[str, np.ndarray]  # [L, B, heads, T, D]; hidden [L, B, T, E]
     about: dict[str, Any]
     model: LlamaForCausalLM
-    layers: range
     failures: dict[str, str]  # files of a peer that stop with an error, with the error
 
 
 def press(name: str, model: LlamaForCausalLM, budget: int, **options: Any) -> Peer:
     """A press of kvpress, called after each forward on the rows held; ``Outer(Inner)`` wraps one."""
     outer, _, inner = name.rstrip(")").partition("(")
-    chosen = getattr(import_module("kvpress"), inner or outer)(**options)
+    wraps, around = getattr(kvpress, outer), {}
     if inner:
-        chosen = getattr(import_module("kvpress"), outer)(chosen)
+        around = {key: options.pop(key) for key in [*options] if key in wraps.__dataclass_fields__}
+    chosen = getattr(kvpress, inner or outer)(**options)
+    if inner:
+        chosen = wraps(chosen, **around)
     chosen.post_init_from_model(model)
     held: list[torch.Tensor] = []
 
@@ -51,23 +57,24 @@ def press(name: str, model: LlamaForCausalLM, budget: int, **options: Any) -> Pe
         new = forward[1:3]
         rows = [torch.cat(pair, dim=2) for pair in zip(held, new, strict=True)] if held else list(new)
         count = rows[0].shape[2]
-        chosen.compression_ratio = 1 - (budget + 0.5) / count
+        # others cut to a whole number below, this one rounds
+        half = 0 if isinstance(chosen, kvpress.PyramidKVPress) else 0.5
+        chosen.compression_ratio = 1 - (budget + half) / count
         place = torch.arange(forward.start, forward.start + forward.length)[None]
         turns = model.model.rotary_emb(forward.hidden, place)
         forward.module.rotary_emb = model.model.rotary_emb  # as BasePress.__call__ sets it
         more = {"position_embeddings": turns, "cache_position": place[0]}
-        held[:] = chosen.compress(forward.module, forward.hidden, *rows, weights(forward, rows[0]), more)
-        return held[0][0]
+        attention = None if outer == "ChunkKVPress" else weights(forward, rows[0])  # it makes its own
+        held[:] = chosen.compress(forward.module, forward.hidden, *rows, attention, more)
+        # presses with one budget for several heads only name the rows that go
+        hidden = forward.module.__dict__.pop("masked_key_indices", None)
+        if hidden is None:
+            return held[0][0]
+        stays = torch.ones(held[0].shape[:3], dtype=torch.bool)
+        stays[hidden] = False
+        return [mine[stay] for mine, stay in zip(held[0][0], stays[0], strict=True)]
 
     return peer
-
-
-def weights(forward: Forward, keys: torch.Tensor) -> torch.Tensor:
-    """Attention of the forward's queries over the rows held, ``[1, Hq, S, n]``."""
-    group, before = forward.queries.shape[1] // keys.shape[1], keys.shape[2] - forward.length
-    logits = forward.queries @ keys.repeat_interleave(group, 1).transpose(2, 3) * keys.shape[3] ** -0.5
-    hidden = torch.ones(logits.shape[2:], dtype=torch.bool).triu(before + 1)
-    return logits.masked_fill(hidden, -torch.inf).softmax(dim=-1)
 
 
 def maker(pair: Pair, model: LlamaForCausalLM, budget: int) -> Callable[[], Peer]:
@@ -75,18 +82,19 @@ def maker(pair: Pair, model: LlamaForCausalLM, budget: int) -> Callable[[], Peer
     options = pair.their_options(budget)
     if kind == "kvpress":
         return lambda: press(name, model, budget, **options)
-    return lambda: getattr(official, name)(budget, **options)
+    return lambda: getattr({"official": official, "merging": merging}[kind], name)(budget, **options)
 
 
-def positions(rows: Sequence[torch.Tensor], keys: torch.Tensor) -> list[set[int]]:
-    """Which recorded keys ``[H, T, D]`` the rows are, ``[n, D]`` for each head."""
+def positions(rows: Sequence[torch.Tensor], keys: torch.Tensor) -> list[Rows]:
+    """Which recorded keys ``[H, T, D]`` the rows ``[n, D]`` of each head are, and what is behind."""
     found = []
-    for mine, recorded in zip(map(coded, rows), map(coded, keys), strict=True):
+    for each, recorded in zip(rows, map(coded, keys), strict=True):
+        mine = coded(each)
         order = np.argsort(recorded)
         slots = np.minimum(np.searchsorted(recorded, mine, sorter=order), len(order) - 1)
         if not (recorded[order[slots]] == mine).all():
             raise ValueError("a row held is none of the recorded keys")
-        found.append(set(order[slots].tolist()))
+        found.append(dict(zip(order[slots].tolist(), each[:, keys.shape[2] :], strict=True)))
     return found
 
 
@@ -95,15 +103,15 @@ def coded(rows: torch.Tensor) -> np.ndarray:
     return np.ascontiguousarray(rows[:, :4].numpy()).view(np.complex128)[:, 0]
 
 
-def theirs(make: Callable[[], Peer], forwards: list[Forward], late: bool) -> Iterator[list[set[int]]]:
-    """The positions held at the prompt's end and after each step, a set for each head."""
+def theirs(make: Callable[[], Peer], forwards: list[Forward], late: bool) -> Iterator[list[Rows]]:
+    """The rows held at the prompt's end and after each step, for each head."""
     peer, keys = make(), torch.cat([forward.keys[0] for forward in forwards], dim=1)
     for number, forward in enumerate(forwards):
         held = positions(peer(forward), keys)
         if not late:
             yield held
         elif number:
-            yield [places - {forward.start} for places in held]
+            yield [{place: row for place, row in rows.items() if place != forward.start} for rows in held]
 
 
 def late(pair: Pair) -> bool:
@@ -111,42 +119,59 @@ def late(pair: Pair) -> bool:
     return bool(getattr(getattr(official, pair.theirs.partition(".")[2], None), "late", False))
 
 
-def forwards_of(pair: Pair, recording: Recording, layer: int, text: int) -> list[Forward]:
+def forwards_of(pair: Pair, recording: Recording, budget: int, layer: int, text: int) -> list[Forward]:
     """The prompt and the tokens after it, as theirs is given them."""
     tensors, about, model, *_ = recording
-    arrays = [torch.from_numpy(tensors[name][layer, text])[None] for name in TENSORS]
+    place = about["layers"].index(layer)
+    arrays = [torch.from_numpy(tensors[name][place, text])[None] for name in TENSORS]
     if pair.heads == "each":
         group = arrays[0].shape[1] // arrays[1].shape[1]
         arrays[1:3] = (array.repeat_interleave(group, dim=1) for array in arrays[1:3])
     steps = about["steps"] if pair.decode else 0
-    ends = [0, *range(about["prompt"], about["prompt"] + steps + 1 + late(pair))]
-    noise, module = torch.from_numpy(tensors["noise"][layer]), model.model.layers[layer].self_attn
+    prompt = budget if pair.merges else about["prompt"]
+    ends = [0, *range(prompt, prompt + steps + 1 + late(pair))]
+    random = [torch.from_numpy(tensors[name][place]) for name in ("noise", "draws")]
+    module = model.model.layers[layer].self_attn
     return [
-        Forward(*(array[..., first:last, :] for array in arrays), first, module, noise)
+        Forward(*(array[..., first:last, :] for array in arrays), first, module, *random)
         for first, last in pairwise(ends)
     ]
 
 
-def compared(pair: Pair, ours: np.ndarray, make: Callable[[], Peer], recording: Recording) -> np.ndarray:
-    """Shares of equal rows ``[moment, set]``; ours ``[L, moments, B, H, n]``."""
+def compared(
+    pair: Pair, number: int, budget: int, ours: Any, make: Callable[[], Peer], recording: Recording
+) -> np.ndarray:
+    """Shares of equal rows ``[moment, set]``; ours is what record.py wrote of all pairs, budgets, layers."""
     shares = []
-    for layer, text in product(recording.layers, range(ours.shape[2])):
-        forwards = forwards_of(pair, recording, layer, text)
-        if pair.theirs == "official.keyformer":
-            recording.failures.update(official.keyformer_that_drops(forwards, ours.shape[-1], 10))
+    for layer, text in product(recording.about["layers"], range(len(recording.about["texts"]))):
+        kept, values = (ours.get(f"{number} {budget} {layer} {name}") for name in ("position", "values"))
+        forwards = forwards_of(pair, recording, budget, layer, text)
+        if pair.theirs == "official.keyformer" and not recording.failures:
+            recording.failures.update(official.keyformer_that_drops(forwards, budget, 10))
         each = []
         for moment, held in enumerate(theirs(make, forwards, late(pair))):
-            mine = [set(rows.tolist()) for rows in ours[layer, moment, text]]
-            each.append([len(a & b) / len(a) for a, b in zip(mine, held, strict=True)])
+            each.append(
+                [
+                    equal(mine, rows, None if values is None else values[moment, text, head])
+                    for head, (mine, rows) in enumerate(zip(kept[moment, text], held, strict=True))
+                ]
+            )
         shares.append(each)
     return np.concatenate(shares, axis=1)
+
+
+def equal(mine: np.ndarray, rows: Rows, values: np.ndarray | None) -> float:
+    """The share of rows in both, of the same values if given; ours are ``[n]``, -1 where there is none."""
+    both = [(slot, place) for slot, place in enumerate(mine.tolist()) if place in rows]
+    if values is not None:
+        both = [(slot, place) for slot, place in both if np.allclose(values[slot], rows[place], CLOSE, CLOSE)]
+    return len(both) / max(int((mine >= 0).sum()), len(rows))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--every", type=int, default=3, help="compare one layer of so many (default 3)")
     given = parser.parse_args()
     disable_progress_bar()
     torch.set_num_threads(1)
@@ -156,17 +181,22 @@ def main() -> None:
         raise ValueError("the pairs changed since the recording: run record.py again")
     tensors = dict(np.load(given.folder / "tensors.npz"))
     kept = np.load(given.folder / "ours.npz")
-    model = LlamaForCausalLM.from_pretrained(given.folder / "model", attn_implementation="eager")
-    layers = range(0, len(tensors["keys"]), given.every)
-    recording, results = Recording(tensors, about, model, layers, {}), []
+    model = LlamaForCausalLM.from_pretrained(given.folder / "model")
+    recording, results = Recording(tensors, about, model, {}), []
     for number, pair in enumerate(PAIRS):
         print(pair.name)
         for budget in about["budgets"]:
             make = maker(pair, model, budget)
-            shares = compared(pair, kept[f"{number} {budget}"], make, recording)
-            found = {"budget": budget, "prompt": figures(shares[0]), "sets": shares.shape[1]}
+            shares = compared(pair, number, budget, kept, make, recording)
+            found = {"budget": budget, "sets": shares.shape[1]}
+            if not pair.merges:  # nothing goes at the end of its prompt
+                found["prompt"] = figures(shares[0])
             if pair.decode:
                 found["decode"] = figures(shares[1:])
+            parts = np.split(shares, len(about["layers"]), axis=1)
+            found["layers that differ"] = [
+                layer for layer, part in zip(about["layers"], parts, strict=True) if (part < 1).any()
+            ]
             line = "  ".join(f"{part} {found[part]}" for part in ("prompt", "decode") if part in found)
             print(f"    {budget:4} rows: {line}", flush=True)
             results.append({"pair": pair.name, **found, "reason": pair.reason})
@@ -177,8 +207,7 @@ def main() -> None:
         "versions": about["versions"]
         | {name: version(name) for name in ("torch", "transformers", "kvpress")},
         "commits": {name: official.commit(name) for name in CHECKOUTS},
-        "recording": {key: about[key] for key in ("texts", "prompt", "steps", "budgets")}
-        | {"layers": [*layers]},
+        "recording": {key: about[key] for key in ("texts", "prompt", "steps", "budgets", "layers")},
         "results": results,
         "keyformer's files that drop rows": recording.failures,
     }

