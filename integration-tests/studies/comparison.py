@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--tasks", default="continuation,passkey,needle-prose")
     parser.add_argument("--samples", type=int, help="default: 48 texts, 60 needles")
     parser.add_argument("--prompt-tokens", type=int, default=1536)
-    parser.add_argument("--batch", type=int, default=60)
+    parser.add_argument("--batch", type=int, default=16, help="samples read at once (20 GB at most)")
     parser.add_argument("--memory", type=float, default=28, help="GB for MLX")
     parser.add_argument("--report", type=Path, nargs="+", help="folders of pieces, or files of them")
     parser.add_argument("--docs", type=Path, default=Path(__file__).parents[2] / "docs")

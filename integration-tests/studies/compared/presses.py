@@ -22,7 +22,7 @@ from compared.ours import Cell
 UNUSED = ("cachetools", "datasets", "fire", "requests")
 """What kvpress imports at once and only its training and downloads call: an absent one is made empty."""
 CHUNK = 20  # ChunkKVPress's own
-EAGER = 16  # sequences read at once where the whole matrix of attention is wanted
+EAGER = 8  # sequences read at once where the whole matrix of attention is wanted
 NEAR = 1e-3  # logits of the full cache, theirs from ours
 
 
@@ -118,6 +118,7 @@ class PressReading:
         ids = torch.tensor(tokens, device=network().device)
         if self.seen:  # a question after the context: nothing is pruned any more
             return self._read(ids)[:, -1]
+        torch.cuda.empty_cache()  # MLX allocates beside it
         network().set_attn_implementation("eager" if self.press and self.press.eager else "sdpa")
         size = (self.press and self.press.slice) or len(tokens)
         parts = [self._pressed(ids[first : first + size]) for first in range(0, len(tokens), size)]

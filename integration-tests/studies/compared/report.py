@@ -21,6 +21,7 @@ from compared.pictures import draw
 
 MARKERS = re.compile(r"(<!-- (\w[\w-]*) begins -->\n).*?(<!-- \2 ends -->)", re.DOTALL)
 VERDICT = {"better": "**{}**", "worse": "*{}*", "even": "{}"}
+FIELDS = "mean, standard error, paired difference from streaming-llm, its error, verdict (95 %)"
 ENGINES = {"VeloxQuant-MLX": "VeloxQuant-MLX", "kvpress": "kvpress", ROTATING: "mlx-lm", FULL: "mlx-lm"}
 
 
@@ -29,7 +30,13 @@ def write(sources: Sequence[Path], docs: Path) -> None:
     pieces, about = read(sources)
     found = tables(pieces, load_tasks())
     (docs / "results").mkdir(parents=True, exist_ok=True)
-    record = {"what": "studies/comparison.py", **about, "seconds": seconds(pieces), "tables": plain(found)}
+    record = {
+        "what": "studies/comparison.py",
+        **about,
+        "seconds": seconds(pieces),
+        "figures": FIELDS,
+        "tables": plain(found),
+    }
     (docs / "results" / "comparison.json").write_text(compact(record))
     draw(found, docs / "results")
     parts = {"run": circumstances(about), **{name(table): lines(table) for table in found}}
@@ -60,9 +67,14 @@ def read(sources: Sequence[Path]) -> tuple[list[Piece], dict[str, Any]]:
             about["logits apart"] = max(about.get("logits apart", 0), part.pop("logits apart", 0))
             about = {**part, **about, "versions": about.get("versions", {}) | part["versions"]}
     ran = {place(piece) for piece in pieces.values() if "skipped" not in piece}
-    kept = [piece for piece in pieces.values() if "skipped" not in piece or place(piece) not in ran]
+    kept = [piece for piece in pieces.values() if "skipped" not in piece or refused(piece, ran)]
     about.pop("engines", None)
     return sorted(kept, key=lambda piece: (order(piece), piece["label"], piece["budget"] or 0)), about
+
+
+def refused(piece: Piece, ran: set[tuple[Any, ...]]) -> bool:
+    """Whether it says something about the setting: not if another run did it, nor if the machine was full."""
+    return place(piece) not in ran and "out of memory" not in piece["skipped"]
 
 
 def place(piece: Piece) -> tuple[Any, ...]:
@@ -89,7 +101,7 @@ def plain(found: Sequence[Table]) -> list[dict[str, Any]]:
             "protocol": table.protocol,
             "prompt tokens": table.length,
             "cells": [
-                {"label": cell.label, "budget": cell.budget}
+                {"label": cell.label, "budget": cell.budget, "samples": samples(cell)}
                 | ({"not run": cell.skipped} if cell.skipped else {})
                 | {figure.name: figures(cell, figure) for figure in table.task.figures if cell.figures}
                 for cell in table.cells
@@ -99,17 +111,15 @@ def plain(found: Sequence[Table]) -> list[dict[str, Any]]:
     ]
 
 
-def figures(cell: Cell, figure: Figure) -> dict[str, Any]:
+def figures(cell: Cell, figure: Figure) -> list[Any]:
+    """As FIELDS says; without a pair, mean and error alone."""
     own, over = cell.figures[figure.name], cell.over_streaming.get(figure.name)
-    data = {"mean": number(own.mean), "error": number(own.error), "samples": own.samples}
-    if over:
-        data |= {
-            "over streaming": number(over.mean),
-            "its error": number(over.error),
-            "pairs": over.samples,
-            "verdict": verdict(figure, over),
-        }
-    return data
+    found: list[Any] = [number(own.mean), number(own.error)]
+    return [*found, number(over.mean), number(over.error), verdict(figure, over)] if over else found
+
+
+def samples(cell: Cell) -> int:
+    return max((spread.samples for spread in cell.figures.values()), default=0)
 
 
 def number(value: float) -> float | None:
@@ -118,8 +128,8 @@ def number(value: float) -> float | None:
 
 def compact(record: dict[str, Any]) -> str:
     """JSON with one cell a line."""
-    text = json.dumps(record, indent=1)
-    return re.sub(r"\n {6,}", " ", text).replace("\n     }", " }") + "\n"
+    text = re.sub(r"\n {5,}", " ", json.dumps(record, indent=1))
+    return re.sub(r"\n    ([}\]])", r" \1", text) + "\n"
 
 
 def name(table: Table) -> str:
@@ -142,7 +152,7 @@ def lines(table: Table) -> Iterator[str]:
     for label, cells in rows.items():
         texts = [entry(shown, cells.get(budget, cells.get(None))) for budget in budgets]
         yield f"| {label} | {' | '.join(texts)} |"
-    counts = sorted({cell.figures[shown.name].samples for cell in table.cells if cell.figures})
+    counts = sorted({samples(cell) for cell in table.cells if cell.figures})
     yield ""
     said = f"{shown.name}, {shown.unit}{' (%)' if shown.percent else ''}"
     yield f"{said[0].upper()}{said[1:]}; {' to '.join(map(str, counts))} samples, ± standard error."
