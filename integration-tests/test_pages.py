@@ -36,7 +36,7 @@ def test_every_python_block_runs(tmp_path: Path) -> None:
         input=json.dumps(code),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
