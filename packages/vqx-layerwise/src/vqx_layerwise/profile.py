@@ -10,7 +10,7 @@ import mlx.core as mx
 
 FORMAT = "vqx-layerwise-1"
 EMBEDDED = Path(str(files("vqx_layerwise") / "embedded.json"))
-"""The profile of the embedded model (SmolLM2-135M-Instruct), made by the command; it says from what."""
+"""The profile of the embedded model (SmolLM2-135M-Instruct); it says how it was made, and from what."""
 
 RECALL = 0.04
 """What a nat of a planted key's digits counts beside a nat of ordinary text."""
