@@ -214,12 +214,16 @@ class EvictingCache:
         self.unseen, self._nan = str(facts.get("unseen", "")), arrays.get("nan")
 
     def is_trimmable(self) -> bool:
-        """An evicted row cannot come back, and statistics cannot forget."""
+        """An evicted row cannot come back, and statistics cannot forget: see ``vqx.reversible``.
+
+        Before the first eviction too: mlx-lm asks once, and speculates on across it.
+        """
         return False
 
     def trim(self, n: int) -> int:
         raise ValueError(
-            f"cannot take back {n} tokens: a cache that evicts is not trimmable; start from a fresh cache"
+            f"cannot take back {n} tokens: a cache that evicts is not trimmable unless it was made with undo;"
+            " start from a fresh cache"
         )
 
     def size(self) -> int:

@@ -32,6 +32,9 @@ class Options:
     positions: Positions = "absolute"
     """``absolute``: rows keep the rotation they came with; ``compact``: rows stand at 0 to n - 1, for
     streams beyond the trained length."""
+    undo: int = 0
+    """Tokens that can be taken back, for speculative decoding: the method looks at a token once so many
+    more came, and each may be held above the budget."""
 
     def __post_init__(self) -> None:
         one_of("queries", self.queries, (None, "model", "keys", "centred-keys"))
@@ -39,10 +42,16 @@ class Options:
         one_of("prompt", self.prompt, ("chunks", "whole"))
         one_of("positions", self.positions, ("absolute", "compact"))
         at_least("interval", self.interval, 1)
+        at_least("undo", self.undo, 0)
         if self.cadence == "token" and self.interval > 1:
             raise ValueError(
                 f"interval={self.interval} with cadence='token': token cadence evicts once a token;"
                 " use cadence='block' for intervals"
+            )
+        if self.undo and (self.cadence, self.positions) != ("block", "absolute"):
+            raise ValueError(
+                f"undo={self.undo} with cadence={self.cadence!r} and positions={self.positions!r}: tokens can"
+                " be taken back at cadence='block' and positions='absolute' only"
             )
         if self.cadence == "token" and self.prompt == "whole":
             raise ValueError(

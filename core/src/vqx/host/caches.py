@@ -13,6 +13,7 @@ from vqx.host.layers import attention_of, layer_of, plain_layers
 from vqx.host.layers import own_caches as own_caches
 from vqx.host.recipes import know, recipe_of
 from vqx.host.residuals import watch_residuals
+from vqx.host.reversing import reversible
 from vqx.host.rotaries import rotaries
 from vqx.host.trial import check_budgets, check_lanes, hidden_queries
 from vqx.host.watching import expect, watch_arithmetic, watch_attention
@@ -147,7 +148,7 @@ def cache_factory(
     check_budgets(model, fresh)
     check_lanes(model, fresh)
     know(model)
-    return fresh
+    return reversible(model, fresh, run.undo) if run.undo else fresh
 
 
 def _best(name: str) -> Chain:

@@ -25,6 +25,7 @@ from vqx.host.layers import attention_of, plain_layers
 from vqx.host.recipes import known, named_files, versions
 from vqx.layer import Layer
 from vqx.registry import PluginError
+from vqx.reversible import ReversibleCache
 from vqx.saved import Saved, read
 
 Name: TypeAlias = str | os.PathLike[str]
@@ -32,6 +33,7 @@ Name: TypeAlias = str | os.PathLike[str]
 DIGEST = "vqx-sha256"
 """The word beside a file's arrays by which a change is found."""
 
+_NOT_SAVED = "caches of which tokens can be taken back are not saved: make them with undo=0"
 _UNREADABLE = (AttributeError, IndexError, KeyError, PluginError, RuntimeError, TypeError, ValueError)
 _now = threading.local()
 
@@ -48,6 +50,8 @@ def save_cache(path: Name, caches: list[Any], metadata: Mapping[str, str] | None
     """
     path = _checked(path)
     evicting = [cache for cache in caches if isinstance(cache, EvictingCache)]
+    if any(isinstance(cache, ReversibleCache) for cache in caches):
+        raise ValueError(_NOT_SAVED)
     if not evicting:
         raise ValueError("none of these caches evicts: save them by mlx-lm's save_prompt_cache")
     if any(cache.recipe is None for cache in evicting):
@@ -188,6 +192,14 @@ class EvictingCaches:
         return cache
 
 
+class ReversibleCaches:
+    """What mlx-lm finds under the name of our other cache's class."""
+
+    @staticmethod
+    def from_state(state: Any) -> ReversibleCache:
+        raise ValueError(_NOT_SAVED)
+
+
 def _made_for(model: nn.Module, saved: Saved) -> bool:
     layers = plain_layers(model)
     if (saved.made.get("model"), saved.made.get("layers")) != (type(model).__module__, layers):
@@ -222,3 +234,4 @@ def _digest(arrays: Mapping[str, mx.array]) -> str:
 
 
 setattr(theirs, EvictingCache.__name__, EvictingCaches)
+setattr(theirs, ReversibleCache.__name__, ReversibleCaches)

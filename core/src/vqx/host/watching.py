@@ -19,6 +19,7 @@ import mlx.nn as nn
 from mlx_lm.models import base
 
 from vqx.cache import EvictingCache
+from vqx.reversible import ReversibleCache
 
 NAME = "scaled_dot_product_attention"
 
@@ -86,7 +87,7 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def masked(queries: mx.array, mask: Any) -> mx.array:
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
-        if not isinstance(cache, EvictingCache):
+        if not isinstance(cache, (EvictingCache, ReversibleCache)):
             return masked(queries, mask)
         cache.observe(queries, keys, scale, mask, sinks)
         return _in_tiles(cache, masked, queries, mask)
@@ -109,7 +110,10 @@ def _attention(
 
 
 def _in_tiles(
-    cache: EvictingCache, attend: Callable[[mx.array, Any], mx.array], queries: mx.array, mask: Any
+    cache: EvictingCache | ReversibleCache,
+    attend: Callable[[mx.array, Any], mx.array],
+    queries: mx.array,
+    mask: Any,
 ) -> mx.array:
     """Attention under the cache's own masks, where it has any."""
     tiles = cache.masks(mask, queries.shape[1], queries.shape[2])
