@@ -15,9 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 import vqx
-from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
+from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache
 from vqx.host import saved as files
-from vqx.host.models import rotating_caches
 from vqx.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -235,7 +234,7 @@ def test_other_classes_are_not_looked_up(read: Any, file: str) -> None:
 def test_caches_of_another_make_are_not_saved(tiny_llama: Callable[..., nn.Module], file: str) -> None:
     model = tiny_llama()
     with pytest.raises(ValueError, match="save_prompt_cache"):
-        vqx.save_cache(file, rotating_caches(model, 8))
+        vqx.save_cache(file, [KVCache() for _ in model.layers])
     alike = vqx.Method(vqx.Scorer(score=lambda held: 0.0), 8)
     with pytest.raises(ValueError, match="cannot say how they were made"):
         vqx.save_cache(file, [vqx.EvictingCache(alike, vqx.Options(queries="keys"))])
