@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,18 @@ def test_mlx_lms_own_function_needs_a_model_that_is_known(
         load_prompt_cache(file)
     vqx.make_cache(model, "toy", budget=8)
     assert all(map(same, caches, load_prompt_cache(file)))
+
+
+def test_a_checkout_on_the_path_saves_what_it_reads_again(
+    read: Any, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("vqx.host.recipes.version", missing)
+    model, caches = read()
+    vqx.save_cache(file, caches)
+    assert all(map(same, caches, vqx.load_cache(file, model)))
 
 
 def told(change: Callable[[dict[str, Any]], None], file: str) -> None:

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args, get_origin
 
 import mlx.core as mx
@@ -65,8 +65,16 @@ def versions(chain: Chain) -> dict[str, str]:
     """The releases of the core and of each method's package, without their last number."""
     names = {spec.name for spec in chain}
     each = {one.name: one for one in registry.installed() if one.name in names}
-    found = {"vqx": version("vqx"), **{name: one.version for name, one in each.items()}}
+    found = {"vqx": _release(), **{name: one.version for name, one in each.items()}}
     return {name: ".".join(number.split(".")[:2]) for name, number in found.items()}
+
+
+def _release() -> str:
+    """The core's; a checkout that is merely on the path has none."""
+    try:
+        return version("vqx")
+    except PackageNotFoundError:
+        return "source"
 
 
 def named_files(chain: Chain) -> set[str]:
