@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import vqx  # noqa: F401
-from vqx.host.demo import Demo
+from vqx.host.demo import Demo, shown_methods
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +41,7 @@ def test_a_budget_without_room_is_refused_before_anything_is_read(short: Demo) -
     with pytest.raises(ValueError, match="budget=4 leaves no room"):
         short.run(["h2o"], budget=4, tokens=3, advance=lambda label, n: moved.append(n))
     assert not moved
+
+
+def test_of_many_methods_those_are_shown_that_are_taken_where_none_is_named() -> None:
+    assert shown_methods() == ["h2o", "fusion", "tova", "streaming-llm"]

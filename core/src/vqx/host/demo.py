@@ -13,15 +13,26 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from vqx.cache import EvictingCache
-from vqx.host.caches import cache_factory
+from vqx.host.caches import BEST, cache_factory
 from vqx.host.embedded import load_embedded
 from vqx.host.layers import own_caches
 from vqx.options import Prompt
+from vqx.registry import registry
 
 CHUNK = 256
 
+FEW = 6
+BASELINE = "streaming-llm"
+
 Advance = Callable[[str, int], None]
 """(what is running, tokens done) -> None: moves a progress bar."""
+
+
+def shown_methods() -> list[str]:
+    """The methods installed; of many, those taken where none is named, and the baseline."""
+    names = registry.names()
+    best = [name for name in (*(name for name, _ in BEST.values()), BASELINE) if name in names]
+    return best if len(names) > FEW and best else names
 
 
 @dataclass(frozen=True, kw_only=True)
