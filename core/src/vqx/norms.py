@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
+from vqx.ranking import library
 
 
 def wide(rows: Any) -> Any:
     """Rows in float32, where they lie."""
-    return rows.astype(mx.float32 if isinstance(rows, mx.array) else np.float32)
+    return rows.astype(library(rows).float32)
 
 
 def norm(rows: Any) -> Any:

@@ -79,6 +79,12 @@ def not_negative(name: str, value: object) -> None:
         raise ValueError(f"{name}={value!r}: give a number of at least 0")
 
 
+def share(name: str, value: object, what: str = "a number") -> None:
+    """Refuse anything but a number from 0 to 1; ``what`` names it in the message."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(f"{name}={value!r}: give {what} from 0 to 1")
+
+
 def room_beside(budget: int, n_sink: int, recent: int, what: str = "recent") -> None:
     """Refuse guards that leave no row for a score to choose.
 
@@ -92,11 +98,6 @@ def room_beside(budget: int, n_sink: int, recent: int, what: str = "recent") -> 
             f"budget={budget} leaves no room beside n_sink={n_sink} and {what}={recent};"
             f" give a budget of at least {n_sink + recent + 1}, or fewer protected rows"
         )
-
-
-def recent_or(recent: int | None, usual: int) -> int:
-    """``recent`` as it was given, or what is usual."""
-    return usual if recent is None else recent
 
 
 def warn_without_recent(method: str, recent: int) -> None:

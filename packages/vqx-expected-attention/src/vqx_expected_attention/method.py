@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vqx import LayerInfo, Method
 from vqx.expectation import expected
-from vqx.options import at_least, not_negative, one_of, recent_or, room_beside, warn_without_recent
+from vqx.options import at_least, not_negative, one_of, room_beside, warn_without_recent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class ExpectedAttentionConfig:
 
     def __post_init__(self) -> None:
         at_least("budget", self.budget, 1)
-        object.__setattr__(self, "recent", recent_or(self.recent, min(32, self.budget // 4)))
+        if self.recent is None:
+            object.__setattr__(self, "recent", min(32, self.budget // 4))
         room_beside(self.budget, self.n_sink, self.recent or 0)
         at_least("future", self.future, 1)
         one_of("value_norm", self.value_norm, (True, False))

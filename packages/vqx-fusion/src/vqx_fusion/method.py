@@ -12,7 +12,7 @@ from vqx import Held, LayerInfo, Method, Scorer, accumulated
 from vqx.distinctness import distinctness
 from vqx.eviction import safe
 from vqx.expectation import expected
-from vqx.options import at_least, one_of, room_beside
+from vqx.options import at_least, one_of, room_beside, share
 from vqx.ranking import library, top
 
 
@@ -40,12 +40,7 @@ class FusionConfig:
             object.__setattr__(self, "recent", min(32, self.budget // 4))
         room_beside(self.budget, self.n_sink, self.recent or 0)
         one_of("beyond", self.beyond, ("distinct", "expected"))
-        if (
-            isinstance(self.local, bool)
-            or not isinstance(self.local, (int, float))
-            or not 0 <= self.local <= 1
-        ):
-            raise ValueError(f"local={self.local!r}: give a share from 0 to 1")
+        share("local", self.local, "a share")
 
 
 def fusion(config: FusionConfig, *, itself: bool) -> Method:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vqx import LayerInfo, Method, Scorer
 from vqx.distinctness import distinctness
-from vqx.options import at_least, recent_or, room_beside, warn_without_recent
+from vqx.options import at_least, room_beside, warn_without_recent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class KeyDiffConfig:
 
     def __post_init__(self) -> None:
         at_least("budget", self.budget, 1)
-        object.__setattr__(self, "recent", recent_or(self.recent, self.budget // 2))
+        if self.recent is None:
+            object.__setattr__(self, "recent", self.budget // 2)
         room_beside(self.budget, self.n_sink, self.recent or 0)
 
 

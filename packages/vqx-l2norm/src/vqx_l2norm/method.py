@@ -10,7 +10,7 @@ from typing import Any
 
 from vqx import WHOLE, Arrivals, LayerInfo, Method, Scorer
 from vqx.norms import norm
-from vqx.options import at_least, recent_or, room_beside, warn_without_recent
+from vqx.options import at_least, room_beside, warn_without_recent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class L2NormConfig:
 
     def __post_init__(self) -> None:
         at_least("budget", self.budget, 1)
-        object.__setattr__(self, "recent", recent_or(self.recent, self.budget // 2))
+        if self.recent is None:
+            object.__setattr__(self, "recent", self.budget // 2)
         room_beside(self.budget, self.n_sink, self.recent or 0)
         at_least("skip", self.skip, 0)
 

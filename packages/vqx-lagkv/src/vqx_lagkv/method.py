@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
 from vqx import Held, LayerInfo, Method, Scorer
 from vqx.norms import wide
 from vqx.options import at_least, room_beside
+from vqx.ranking import library
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class LagKVConfig:
 
 def ranked(held: Held, n_sink: int, lag: int) -> Any:
     """Each row's rank within its block, a share of 1; sinks, the last block and what follows get 1."""
-    xp: Any = mx if isinstance(held.position, mx.array) else np
+    xp = library(held.position)
     order = xp.argsort(held.position, axis=-1)
     n = order.shape[-1]
     n_sink = min(n_sink, n)

@@ -13,7 +13,7 @@ import mlx.core as mx
 from vqx import Arrivals, LayerInfo, Method, Scorer
 from vqx.fingerprint import fingerprint
 from vqx.norms import wide
-from vqx.options import at_least, recent_or, room_beside, warn_without_recent
+from vqx.options import at_least, room_beside, warn_without_recent
 
 from vqx_qfilters.filters import EMBEDDED, Filters, load
 
@@ -39,7 +39,8 @@ class QFiltersConfig:
 
     def __post_init__(self) -> None:
         at_least("budget", self.budget, 1)
-        object.__setattr__(self, "recent", recent_or(self.recent, self.budget // 2))
+        if self.recent is None:
+            object.__setattr__(self, "recent", self.budget // 2)
         room_beside(self.budget, self.n_sink, self.recent or 0)
         if not isinstance(self.filters, (str, os.PathLike, type(None))):
             raise ValueError(f"filters={self.filters!r}: give the path of a file made by {COMMAND}")

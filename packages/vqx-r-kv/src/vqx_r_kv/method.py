@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import mlx.core as mx
-import numpy as np
 from vqx import Held, LayerInfo, Method, Scorer
 from vqx.norms import unit
-from vqx.options import at_least, one_of, room_beside
+from vqx.options import at_least, one_of, room_beside, share
 from vqx.pooling import smoothed
+from vqx.ranking import library
 
 TILE = 2**23
 """Cosines held at once (32 MiB of float32)."""
@@ -49,9 +48,8 @@ class RKVConfig:
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel={self.kernel}: give an odd number, so that a row stands in the middle")
         one_of("group", self.group, ("max", "mean"))
-        for name, value in (("mix", self.mix), ("threshold", self.threshold)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise ValueError(f"{name}={value!r}: give a number from 0 to 1")
+        share("mix", self.mix)
+        share("threshold", self.threshold)
 
 
 def attention(held: Held, config: RKVConfig) -> Any:
@@ -68,7 +66,7 @@ def redundancy(keys: Any, position: Any, threshold: float) -> Any:
     All cosines of a row add up to its product with the sum of all directions, so that equal keys get the same
     bits, and only what is spared needs the matrix, of which a tile is held at a time.
     """
-    xp: Any = mx if isinstance(position, mx.array) else np
+    xp = library(position)
     batch, heads, n, _ = keys.shape
     rows = unit(keys)
     itself = (rows * rows).sum(axis=-1)
