@@ -7,6 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 from vqx import cli
+from vqx.cli.commands import methods
 from vqx.registry import Installed, PluginError
 from vqx.spec import MethodSpec
 
@@ -29,7 +30,7 @@ class _Found:
 
 
 def test_methods_lists_what_is_installed_and_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "registry", _Found())
+    monkeypatch.setattr(methods, "registry", _Found())
     rows = json.loads(CliRunner().invoke(cli.main, ["methods", "--json"]).output)
     assert [row["method"] for row in rows] == ["good", "bad"]
     assert rows[0]["keeps"] == "good rows"
@@ -41,7 +42,7 @@ def test_methods_lists_what_is_installed_and_what_is_broken(monkeypatch: pytest.
 
 def test_no_method_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Found, "installed", lambda self: [])
-    monkeypatch.setattr(cli, "registry", _Found())
+    monkeypatch.setattr(methods, "registry", _Found())
     assert "pip install vqx-h2o" in CliRunner().invoke(cli.main, ["methods"]).output
 
 

@@ -7,7 +7,8 @@ import click
 import pytest
 import vqx
 from click.testing import CliRunner
-from vqx import cli, commands
+from vqx import cli
+from vqx.cli import group
 
 
 @click.command("weigh")
@@ -40,7 +41,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return _Plugin()
 
     found = [Entry("weigh"), Entry("broken"), Entry("other"), Entry("twice", "one"), Entry("twice", "two")]
-    monkeypatch.setattr(commands, "entry_points", lambda group: found if group == "vqx.commands" else [])
+    monkeypatch.setattr(group, "entry_points", lambda group: found if group == "vqx.commands" else [])
     return imported
 
 
@@ -65,7 +66,7 @@ def test_an_unknown_command_suggests_the_nearest(loaded: list[str]) -> None:
 
 
 def test_a_command_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "entry_points", lambda group: [])
+    monkeypatch.setattr(group, "entry_points", lambda group: [])
     assert "pip install vqx-eval" in _said("eval")
 
 
@@ -85,7 +86,7 @@ def test_two_packages_with_one_command_are_both_named(loaded: list[str]) -> None
 
 def test_a_command_of_ones_own_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("methods", "nowhere", "vqx.commands")
-    monkeypatch.setattr(commands, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(group, "entry_points", lambda group: [entry])
     assert "List the eviction methods" in _said("methods", "--help")
 
 
@@ -96,4 +97,4 @@ def test_a_hook_without_its_mark_brings_nothing() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EntryPoint, "load", lambda self: module)
         with pytest.raises(click.ClickException, match="brings none"):
-            commands.load([entry])
+            group.load([entry])

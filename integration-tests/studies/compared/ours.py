@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import vqx
 from vqx import Setting
+from vqx.settings import label
 from vqx_eval import Candidate, Engine, settings
-from vqx_eval.candidates import label
 from vqx_eval.samples import Protocol
 from vqx_eval.store import Piece
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from vqx import Setting
-from vqx_eval.candidates import settings
+from vqx.settings import settings
 from vqx_eval.command import command
 from vqx_eval.setup import numbers, tasks_named
 

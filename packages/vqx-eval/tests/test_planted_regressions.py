@@ -15,7 +15,8 @@ from vqx import EvictingCache, Method, Options, Scorer
 from vqx.layer import settle
 from vqx.positions import rotary_of
 from vqx.registry import Registry
-from vqx_eval.candidates import Candidate, Engine, settings
+from vqx.settings import settings
+from vqx_eval.candidates import Candidate, Engine
 from vqx_eval.forced import forced
 from vqx_eval.samples import Batch, batches
 from vqx_eval.task import Reference, Wanted

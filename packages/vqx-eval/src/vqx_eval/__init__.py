@@ -1,6 +1,8 @@
 """Evaluation for vqx: what every eviction method costs on your model and your text."""
 
-from vqx_eval.candidates import Candidate, Engine, settings
+from vqx.settings import settings
+
+from vqx_eval.candidates import Candidate, Engine
 from vqx_eval.plan import Job, Plan, jobs
 from vqx_eval.reading import CacheReading, Reading
 from vqx_eval.report import report

@@ -1,16 +1,14 @@
 """What is compared: the full cache, mlx-lm's rotating cache, and methods with their settings."""
 
-import ast
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.nn as nn
 from vqx import Setting
-from vqx.build import chain_of, split_options
 from vqx.host.caches import cache_factory, own_caches
 from vqx.host.models import rotating_caches
+from vqx.settings import label
 
 from vqx_eval.reading import Advance, CacheReading
 from vqx_eval.samples import Protocol
@@ -29,38 +27,6 @@ class Candidate(NamedTuple):
     options: Mapping[str, Any]
     start: Callable[[], Any]
     """Begins a batch: a :class:`Reading`; without a model, one layer's cache."""
-
-
-def settings(texts: Sequence[str]) -> list[Setting]:
-    """Settings as they are written on a command line: ``h2o``, ``h2o:decay=0.98,recent=32``, ``h2o,tova``.
-
-    Raises:
-        ValueError: an option without a value or a name.
-    """
-    found: list[Setting] = []
-    for piece in re.findall(r"[^\s,]+", " ".join(texts)):
-        name, colon, option = piece.partition(":") if ":" in piece.split("=")[0] else ("", "", piece)
-        if not colon and "=" not in piece:
-            found.append(Setting(piece, {}))
-            continue
-        if colon:
-            found.append(Setting(name, {}))
-        key, equals, value = option.partition("=")
-        if not (found and key and equals):
-            raise ValueError(f"{piece!r}: write a method with its options as h2o:decay=0.98,recent=32")
-        found[-1] = found[-1]._replace(options={**found[-1].options, key: _value(value)})
-    return [setting for number, setting in enumerate(found) if setting not in found[:number]]
-
-
-def label(setting: Setting) -> str:
-    """As it would be written on a command line."""
-    given = ",".join(f"{name}={value}" for name, value in setting.options.items())
-    return f"{setting.method}:{given}" if given else setting.method
-
-
-def check(setting: Setting) -> None:
-    """Refuse a method that is not installed, and an option that it does not have (:mod:`vqx`'s errors)."""
-    split_options(chain_of(setting.method), setting.options)
 
 
 class Engine(NamedTuple):
@@ -98,12 +64,3 @@ class Engine(NamedTuple):
 
     def _reading(self, caches: list[Any]) -> CacheReading:
         return CacheReading(self.model, caches, self.chunk, self.advance)
-
-
-def _value(text: str) -> Any:
-    if text in ("none", "true", "false"):
-        text = text.capitalize()
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from vqx.host.models import EMBEDDED
+from vqx.settings import check, settings
 
-from vqx_eval.candidates import check, settings
 from vqx_eval.plan import jobs
 from vqx_eval.report import report
 from vqx_eval.run import run

@@ -5,8 +5,9 @@ from functools import partial
 from typing import NamedTuple
 
 from vqx import Setting
+from vqx.settings import label
 
-from vqx_eval.candidates import STREAMING, Candidate, Engine, label
+from vqx_eval.candidates import STREAMING, Candidate, Engine
 from vqx_eval.layers import chance, one_layer
 from vqx_eval.samples import Batch, Half, Protocol, Sample, batches
 from vqx_eval.store import Piece

