@@ -180,7 +180,7 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def changelog(session: nox.Session) -> None:
-    """Write the fragments of these packages into their changelogs: nox -s changelog -- vqx-keyformer."""
+    """Write the fragments of these packages into their changelogs: nox -s changelog -- vqx."""
     session.install("--group", "release")
     for one in (one for one in PACKAGES if one.name in session.posargs):
         version = nox.project.load_toml(one.folder / "pyproject.toml")["project"]["version"]
@@ -190,7 +190,7 @@ def changelog(session: nox.Session) -> None:
 
 @nox.session(default=False, requires=["wheels"])
 def release(session: nox.Session) -> None:
-    """Whether these tags may be set on this commit: nox -s release -- vqx-keyformer-v0.1.0 (CONTRIBUTING.md).
+    """Whether these tags may be set on this commit: nox -s release -- vqx-v0.1.0 (CONTRIBUTING.md).
 
     Refused: tag, version, changelog or fragments that disagree. Then plugins of old releases run on this
     core, and each wheel is installed alone.
