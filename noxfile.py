@@ -209,6 +209,15 @@ def release(session: nox.Session) -> None:
             session.run(python, "-m", "vqx", "methods", external=True)
 
 
+@nox.session(default=which("chromium") is not None, requires=["wheels"])
+def browser(session: nox.Session) -> None:
+    """Pages in a real browser, where a chromium is installed (Debian: ``apt-get install chromium``)."""
+    session.install(*_wheels(PLUGINS, "cpu,demo,testing"), "playwright>=1.58")
+    folders = sorted(ROOT.glob("packages/*/browser"))
+    with _elsewhere(session):
+        _pytest(session, "--noconftest", *folders, *session.posargs)
+
+
 @nox.session(default=False, requires=["wheels"])
 def bench(session: nox.Session) -> None:
     """Every package's benchmarks (they want a quiet machine)."""

@@ -155,6 +155,27 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
     return layer._replace(rows=rows, seen=seen), None
 
 
+class Ranked(NamedTuple):
+    """The rows of a layer as its next cut ranks them."""
+
+    position: mx.array  # [B, H, n]; lanes.ELSEWHERE where a row is another head's
+    score: mx.array  # [B, H, n] float32: inf where no score can evict, NaN where a replay decides later
+    stays: mx.array  # [B, H, n] booleans: what that cut leaves
+
+
+def ranked(plan: Plan, layer: Layer) -> Ranked:
+    """What a method thinks of the rows held, for pictures; the layer stays as it is."""
+    held = _held(plan, layer)
+    score = mx.full(held.position.shape, mx.nan)
+    if not plan.replays(layer):
+        score = mx.broadcast_to(mx.array(plan.method.scorer.score(held)), held.position.shape)
+        score = eviction.guarded(score, eviction.safe(plan.method, held.position, held.newest))
+    # room for two rows: with room for one, settling names a slot instead of dropping its row
+    left = _position(settle(plan, layer, room=2)[0])
+    stays = mx.any(held.position[..., None] == left[..., None, :], axis=-1)
+    return Ranked(held.position, score, stays & (held.position != lanes.ELSEWHERE))
+
+
 def _together(plan: Plan, layer: Layer, held: Held, score: mx.array) -> tuple[Layer, mx.array]:
     """Where heads share a budget, one ranking of all their rows, each head's best up to the floor on top."""
     (batch, heads, _), method = score.shape, plan.method
