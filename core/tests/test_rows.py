@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vqx.rows import STEP, Rows, append, filled, no_rows, overwrite, pick, reserve
+from vqx.rows import STEP, Rows, append, append_bare, filled, move, no_rows, overwrite, pick, reserve
 
 SHAPE = (2, 3)  # B, H
 
@@ -76,6 +76,27 @@ def test_picked_rows_leave_room_for_those_to_come() -> None:
     assert rows.position.shape[2] == 3
     assert append(rows, arriving(9, 2)).keys.shape[2] == 5
     assert agreed(append(rows, arriving(9, 2)))[0, 0].tolist() == [7, 0, 3, 9, 10]
+
+
+def test_bare_rows_are_filled_in_place_and_the_rows_given_stay_as_they_were() -> None:
+    rows = append(no_rows(arriving(0, 1)), arriving(0, 5))
+    longer = rows
+    for start in (5, 6):
+        new = arriving(start, 1)
+        longer = append_bare(longer, new.keys, new.values)
+    assert (rows.length, longer.length, longer.position.shape[2], longer.keys.shape[2]) == (5, 7, 5, STEP)
+    lane = np.arange(6).reshape(*SHAPE, 1) * 1000
+    for held, sign in zip(filled(longer), (1, -1), strict=True):
+        assert np.array_equal(np.array(held[..., 0]), sign * (lane + np.arange(7)))
+    assert not rows.keys[:, :, 5:].any()
+
+
+def test_rows_that_move_take_all_with_them() -> None:
+    rows = append(no_rows(arriving(0, 1)), arriving(0, 8))
+    slots = mx.broadcast_to(mx.array([1, 6, 0], mx.int32), (*SHAPE, 3))  # row 6 goes
+    moved = move(rows, slots)
+    assert moved.keys.shape == rows.keys.shape
+    assert agreed(moved)[0, 0].tolist() == [7, 5, 2, 3, 4]
 
 
 @st.composite

@@ -29,7 +29,8 @@ class Block(NamedTuple):
     scale: float
     mask: Any = "causal"  # "causal": a query sees positions up to its own; None: everything; or an array
     sinks: mx.array | None = None  # [H * G] learned logits that join the softmax's denominator
-    generated: int = 0  # tokens generated before this block; 0 in a prompt
+    generated: int = 0  # tokens generated before the first query; 0 in a prompt
+    decoded: bool = False  # the queries are of tokens generated one by one, not of a prompt
     elsewhere: bool = False  # rows at the position ELSEWHERE are another head's
     later: int = 0  # queries of the same window that come after this part of it
 
@@ -134,7 +135,7 @@ class Block(NamedTuple):
         if noise is not None:
             logits = logits + noise[:, :, None, None]
         if temperature is not None:
-            logits = logits / temperature(self.generated)
+            logits = logits / self._temperatures(temperature, first, last)
         if visible is not None:
             logits = mx.where(visible, logits, HIDDEN)
         if self.sinks is not None:
@@ -149,6 +150,13 @@ class Block(NamedTuple):
             # a host's mask may hide every row from a query, which then has no weight to give
             weights = mx.where(visible, weights, 0.0)
         return weights
+
+    def _temperatures(self, temperature: Temperature, first: int, last: int) -> float | mx.array:
+        """One for each query of a block that was generated token by token: ``[s, 1]``."""
+        if not self.decoded or self.length == 1:
+            return temperature(self.generated)
+        each = [temperature(self.generated + number) for number in range(first, last)]
+        return mx.array(np.array(each, np.float32)[:, None])
 
     def _visible(self, first: int, last: int, itself: bool) -> mx.array | None:
         """Which rows queries ``first`` to ``last`` see, ``[B, H, 1, s, n]`` or less; None: all."""

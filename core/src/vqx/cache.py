@@ -5,13 +5,13 @@ then stand before new rows, so every causal mask the host makes is right as it i
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
 from vqx import lanes
 from vqx.allotment import Allotment
-from vqx.layer import Layer, Plan, admit, placed, stand_ins, watch
+from vqx.layer import Layer, Plan, admit, admit_bare, caught_up, placed, stand_ins, wait, watch
 from vqx.options import Options
 from vqx.positions import Rotary
 from vqx.rows import filled
@@ -60,13 +60,29 @@ class EvictingCache:
         if (method.share is None) != (allotment is None):
             raise ValueError("layers that share their rows decide together: build them with vqx.make_cache")
         self.plan = Plan(method, options, rotary)
+        watching = method.scorer.reads_queries and options.queries == "model"
+        self._unshown = "computes attention by itself" if watching else ""
         self.number = number
         self.updated = updated
         self.allotment = allotment
         self.recipe = recipe
-        self.layer: Layer | None = None
+        self._layer: Layer | None = None
+        self._spare = 0  # tokens that need nothing but room, as far as is known
+        self._shapes: tuple[Any, Any] = ((), ())  # of one token's keys and values
+        self._read: mx.array | None = None  # the keys that the update under way returned
         self.unseen = ""  # why the queries of the last forward could not be used; empty where they were
         self._nan: mx.array | None = None
+
+    @property
+    def layer(self) -> Layer | None:
+        """Rows and what goes with them, with nothing left for later; None while nothing was read."""
+        if self._layer is not None and (self._layer.rows.bare or self._layer.waiting is not None):
+            self.layer = caught_up(self.plan, self._layer)
+        return self._layer
+
+    @layer.setter
+    def layer(self, layer: Layer | None) -> None:
+        self._layer, self._spare, self._read = layer, 0, None
 
     @property
     def offset(self) -> int:
@@ -86,9 +102,13 @@ class EvictingCache:
         Raises:
             ValueError: NaN keys in the last chunk, another shape than before, queries that were not shown.
         """
+        if self._spare and not self.unseen and (keys.shape, values.shape) == self._shapes:
+            self._spare -= 1
+            self._layer = admit_bare(cast(Layer, self._layer), keys, values)
+            return self._admitted()
         self._check(keys, values)
         self._decide()
-        if self.allotment is not None and self.layer is not None:
+        if self.allotment is not None and self._layer is not None:
             waiting = self.allotment.carried(self.number)
             if not waiting:
                 raise ValueError(
@@ -96,19 +116,30 @@ class EvictingCache:
                     " share their rows; let them have one budget"
                 )
             keys = mx.depends([keys], waiting)[0]
-        layer = admit(self.plan, self.layer, keys, values, self.offset)
-        watching = self.plan.method.scorer.reads_queries
-        queries_of_model = self.plan.options.queries == "model"
-        if watching and not queries_of_model:
+        layer = admit(self.plan, self._layer, keys, values, self.offset)
+        if self.plan.method.scorer.reads_queries and self.plan.options.queries != "model":
             layer, queries = stand_ins(self.plan, layer, keys)
             layer = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5)
         self.layer = layer
-        self.unseen = "computes attention by itself" if watching and queries_of_model else ""
         if keys.shape[2] > 1:
             self._nan = mx.any(mx.isnan(keys))
+        elif self.allotment is None:
+            self._spare, self._shapes = self.plan.spare(layer), (keys.shape, values.shape)
+        return self._admitted()
+
+    def _admitted(self) -> tuple[mx.array, mx.array]:
+        self.unseen = self._unshown
         if self.updated is not None:
             self.updated(self)
-        return self.keys_and_values()
+        keys, values = self.keys_and_values()
+        # let go once the queries were shown: a view would keep the buffer from being written in place
+        self._read = keys if self.unseen else None
+        return keys, values
+
+    def awaits(self, length: int, rows: int) -> bool:
+        """Whether ``length`` queries over so many rows are still to be shown."""
+        layer = self._layer
+        return bool(self.unseen) and layer is not None and (layer.last, layer.rows.length) == (length, rows)
 
     def observe(
         self, queries: mx.array, keys: mx.array, scale: float, mask: Any, sinks: mx.array | None
@@ -123,9 +154,16 @@ class EvictingCache:
             mask: None, ``"causal"``, or an array: booleans, or numbers that are added to the logits.
             sinks: ``[H * G]`` learned logits that join the softmax's denominator, or None.
         """
-        if self.layer is None:
+        layer = self._layer
+        if layer is None:
             return
-        held, method = self.layer.rows.keys, self.plan.method
+        read, self._read = self._read, None
+        if keys is read and mask is None and self.plan.defers:
+            before = layer.waiting
+            if before is None or before.sinks is sinks:
+                self._layer, self.unseen = wait(self.plan, layer, queries, scale, sinks), ""
+                return
+        held, method = layer.rows.keys, self.plan.method
         numbers = isinstance(mask, mx.array) and mask.dtype != mx.bool_
         logits = numbers or (keys.shape[1], keys.shape[3]) != (held.shape[1], held.shape[3])
         if logits and held.shape[1] == 1 and method.merge is not None:
@@ -145,9 +183,10 @@ class EvictingCache:
             self.unseen = "attends as the rows held alone cannot repeat, which cadence='token' needs"
         else:
             batch, _, length, width = queries.shape
-            grouped = queries.reshape(batch, held.shape[1] * self.layer.heads, -1, length, width)
+            grouped = queries.reshape(batch, held.shape[1] * layer.heads, -1, length, width)
+            layer = caught_up(self.plan, layer)
             self.layer = watch(
-                self.plan, self.layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits
+                self.plan, layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits
             )
             self.unseen = ""
 
@@ -156,7 +195,7 @@ class EvictingCache:
 
         One tile with the host's own ``mask``, unless the heads of the layer share one lane.
         """
-        layer = self.layer
+        layer = self._layer
         if layer is None or layer.heads == 1:
             return [(0, length, mask)]
         return [*lanes.masks(layer.rows, layer.heads, query_heads, layer.tokens_seen - length, length)]
@@ -228,10 +267,10 @@ class EvictingCache:
 
     def size(self) -> int:
         """Rows held now."""
-        return 0 if self.layer is None else self.layer.size
+        return 0 if self._layer is None else self._layer.size
 
     def empty(self) -> bool:
-        return self.layer is None
+        return self._layer is None
 
     @property
     def nbytes(self) -> int:
@@ -240,13 +279,13 @@ class EvictingCache:
 
     @property
     def tokens_seen(self) -> int:
-        return 0 if self.layer is None else self.layer.tokens_seen
+        return 0 if self._layer is None else self._layer.tokens_seen
 
     @property
     def tokens_kept(self) -> int:
         """Rows that remain for the next forward."""
         self._decide()
-        return 0 if self.layer is None else self.plan.rows_next(self.layer)
+        return 0 if self._layer is None else self.plan.rows_next(self._layer)
 
     @property
     def kept_bytes(self) -> int:
@@ -273,15 +312,16 @@ class EvictingCache:
     @property
     def position(self) -> mx.array:
         """The positions of the rows held, ``[B, H, n]`` int32, in the order in which they are stored."""
-        return self._held().rows.position
+        self._held()
+        return cast(Layer, self.layer).rows.position
 
     def _decide(self) -> None:
         """Take the method that the layers decide on together, once the least budget may be cut to."""
         shared, share = self.allotment, self.plan.method.share
-        if shared is None or share is None or self.layer is None:
+        if shared is None or share is None or self._layer is None:
             return
         least = self.plan._replace(method=self.plan.method._replace(budget=share.least))
-        if not shared.chosen and shared.complete and least.due(self.layer):
+        if not shared.chosen and shared.complete and least.due(self._layer):
             shared.decide()
         if shared.chosen:
             self.plan, self.allotment = self.plan._replace(method=shared.chosen[self.number]), None
@@ -301,16 +341,16 @@ class EvictingCache:
         return {**facts, **told}, arrays
 
     def _held(self) -> Layer:
-        if self.layer is None:
+        if self._layer is None:
             raise ValueError("the cache is empty: nothing was stored yet")
-        return self.layer
+        return self._layer
 
     def _row_bytes(self) -> int:
-        if self.layer is None:
+        if self._layer is None:
             return 0
-        keys, values, *_ = self.layer.rows
+        keys, values, *_ = self._layer.rows
         batch, heads, _, width = keys.shape
-        return batch * heads * self.layer.heads * (width + values.shape[3]) * keys.dtype.size
+        return batch * heads * self._layer.heads * (width + values.shape[3]) * keys.dtype.size
 
     def _check(self, keys: mx.array, values: mx.array) -> None:
         if self.unseen:
@@ -324,12 +364,12 @@ class EvictingCache:
                 " the model's output is not usable: check its weights and dtype"
             )
         self._nan = None
-        if self.layer is None:
+        if self._layer is None:
             return
-        rows = self.layer.rows
+        rows = self._layer.rows
         for name, new, held in (("keys", keys, rows.keys), ("values", values, rows.values)):
             batch, heads, _, width = held.shape
-            if (*new.shape[:2], new.shape[3]) != (batch, heads * self.layer.heads, width):
+            if (*new.shape[:2], new.shape[3]) != (batch, heads * self._layer.heads, width):
                 raise ValueError(
                     f"layer {self.number}: {name} of shape {new.shape} do not fit the rows held,"
                     f" {held.shape} [batch, heads, rows, width]; use a fresh cache for another batch"

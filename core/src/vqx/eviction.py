@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from vqx.ranking import top
 from vqx.scorers import Method
 
 NEVER = 2**31 - 1
@@ -43,25 +44,25 @@ def victims(score: mx.array, age: mx.array, count: int) -> mx.array:
     if count == 1:
         return victim(score, age)
     n = score.shape[-1]
-    kept = survivors(score, age, n - count)
-    slot = mx.broadcast_to(mx.arange(n, dtype=mx.int32), score.shape)
-    return mx.argsort(mx.put_along_axis(slot, kept, mx.array(n, mx.int32), axis=-1), axis=-1)[..., :count]
+    slot = mx.arange(n, dtype=mx.int32)
+    stay = top(score, age, n - count)
+    return mx.argsort(mx.where(stay, slot + n, slot), axis=-1)[..., :count]
 
 
-def survivors(score: mx.array, position: mx.array, keep: int) -> mx.array:
-    """The slots of the ``keep`` highest scores, oldest row first: ``[B, H, keep]``.
+def survivors(stay: mx.array, position: mx.array, keep: int) -> mx.array:
+    """The slots of the ``keep`` rows that stay, oldest row first: ``[B, H, keep]``."""
+    return mx.argsort(mx.where(stay, position, NEVER), axis=-1)[..., :keep]
 
-    Every sort is over distinct values or reads values only, so the choice does not depend on whether
-    a backend's sort is stable.
+
+def freed(stay: mx.array, keep: int) -> mx.array:
+    """Where the rows behind the first ``keep`` go, so that those that stay stand first: ``[B, H, n - keep]``.
+
+    Each that stays names the slot of one that goes, the others their own; all other rows stay in place.
     """
-    n = score.shape[-1]
-    order = mx.argsort(position, axis=-1)
-    score = mx.take_along_axis(score, order, axis=-1)
-    threshold = mx.sort(score, axis=-1)[..., n - keep : n - keep + 1]
-    above, level = score > threshold, score == threshold
-    room = keep - mx.sum(above, axis=-1, keepdims=True)
-    newer = mx.cumsum(level.astype(mx.int32), axis=-1, reverse=True)
-    stay = above | (level & (newer <= room))
-    age = mx.arange(n, dtype=mx.int32)
-    chosen = mx.argsort(mx.where(stay, age, age + n), axis=-1)[..., :keep]
-    return mx.take_along_axis(order, chosen, axis=-1)
+    n = stay.shape[-1]
+    own = mx.arange(keep, n, dtype=mx.int32)
+    late = stay[..., keep:]
+    slot = mx.arange(keep, dtype=mx.int32)
+    free = mx.sort(mx.where(stay[..., :keep], n, slot), axis=-1)[..., : n - keep]
+    number = mx.cumsum(late.astype(mx.int32), axis=-1) - late
+    return mx.where(late, mx.take_along_axis(free, number, axis=-1), own)

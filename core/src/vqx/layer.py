@@ -14,8 +14,11 @@ from vqx.options import Options
 from vqx.positions import Rotary
 from vqx.ranking import top
 from vqx.replay import replay
-from vqx.rows import Rows, append, filled, no_rows, overwrite, pick
+from vqx.rows import Rows, append, append_bare, filled, move, no_rows, overwrite, pick
 from vqx.scorers import Arrivals, Held, Method
+
+WAITING = 32
+"""Generated tokens whose queries are held, at least, before the scorer looks at them together."""
 
 
 class Seen(NamedTuple):
@@ -48,6 +51,15 @@ class Seen(NamedTuple):
         return self._replace(queries=mx.put_along_axis(self.queries, slot[:, :, None, None], hidden, axis=4))
 
 
+class Waiting(NamedTuple):
+    """Queries of the latest tokens, each generated alone, that the scorer has not seen."""
+
+    queries: tuple[mx.array, ...]  # [B, H * G, 1, D] each
+    end: int  # the position behind the last of them
+    scale: float
+    sinks: mx.array | None  # [H * G]
+
+
 class Layer(NamedTuple):
     """Rows and what goes with them; replaced as a whole, so a failed forward leaves the old one."""
 
@@ -60,11 +72,12 @@ class Layer(NamedTuple):
     key_sum: mx.array | None = None  # [B, H, 1, D] float32, of all keys so far (centred keys)
     notes: Mapping[str, mx.array] = {}  # what the scorer knows of all queries so far
     heads: int = 1  # heads whose rows stand in one lane (vqx.lanes)
+    waiting: Waiting | None = None
 
     @property
     def size(self) -> int:
         """Rows per head; where heads share a lane, their mean."""
-        return int(self.rows.position.shape[2]) // self.heads
+        return self.rows.length // self.heads
 
     @property
     def carried(self) -> list[mx.array]:
@@ -96,6 +109,22 @@ class Plan(NamedTuple):
             return excess > 0 and self.options.prompt == "chunks"
         return excess >= self.options.interval
 
+    @property
+    def defers(self) -> bool:
+        """Generated tokens may wait until a score is asked for, and are then looked at together."""
+        options, scorer = self.options, self.method.scorer
+        seen = options.queries == "model" or not scorer.reads_queries
+        return seen and not self.compact and not scorer.anew and self.method.floor is None
+
+    def spare(self, layer: Layer) -> int:
+        """Tokens generated from now on that need nothing but room, as many as may wait."""
+        if not self.defers or layer.heads > 1 or layer.last > 1 or (layer.seen and layer.seen.logits):
+            return 0
+        most = max(self.options.interval, WAITING)
+        waiting = max(layer.rows.bare, len(layer.waiting.queries) if layer.waiting else 0)
+        room = min(layer.rows.keys.shape[2], self.method.budget + self.options.interval) - layer.size
+        return max(min(room, most - waiting), 0)
+
     def rows_next(self, layer: Layer) -> int:
         """Rows that remain once what is pending is settled."""
         return min(layer.size, self.method.budget) if self.due(layer) else layer.size
@@ -104,17 +133,16 @@ class Plan(NamedTuple):
 def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, origin: int) -> Layer:
     """Settle what is pending, then hold S more rows: keys ``[B, H, S, D]``, rotated from ``origin`` on."""
     length = keys.shape[2]
+    if layer is not None and length == 1 and plan.spare(layer):
+        return admit_bare(layer, mx.depends([keys], layer.carried)[0], values)
     start = layer.tokens_seen if layer is not None else 0
-    columns = plan.method.scorer.init(Arrivals(keys, values, start))
-    held = {name: mx.array(column) for name, column in columns.items()}
-    if plan.compact:
-        held["origin"] = _count(keys, origin)
-    new = Rows(keys, values, _count(keys, start), held)
+    new = _new(plan, keys, values, start, origin)
     bound = (plan.method.budget + plan.options.interval) * (1 if layer is None else layer.heads)
     if layer is None:
         layer = Layer(append(no_rows(new), new, bound))
     else:
-        # what the last forward left unevaluated is evaluated with this one: no graph grows over tokens
+        layer = caught_up(plan, layer)
+        # what no logits need is evaluated with this forward: no graph grows over tokens
         new = new._replace(keys=mx.depends([keys], layer.carried)[0])
         layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
         new = new if layer.heads == 1 else lanes.one_lane(new)
@@ -126,8 +154,57 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
     )
 
 
+def admit_bare(layer: Layer, keys: mx.array, values: mx.array) -> Layer:
+    """Hold one more row, ``[B, H, 1, D]``, and leave all else for later: where ``Plan.spare`` says so."""
+    rows = append_bare(layer.rows, keys, values)
+    return layer._replace(rows=rows, tokens_seen=layer.tokens_seen + 1, last=1, generated=layer.generated + 1)
+
+
+def caught_up(plan: Plan, layer: Layer) -> Layer:
+    """The layer with nothing left for later: bare rows get their columns, the scorer sees what waits."""
+    rows, waiting = layer.rows, layer.waiting
+    if rows.bare:
+        n, start = rows.position.shape[2], layer.tokens_seen - rows.bare
+        keys, values = (array[:, :, n : rows.length] for array in rows[:2])
+        late = _new(plan, keys, values, start, start)
+        position = mx.concatenate([rows.position, late.position], axis=2)
+        columns = {k: mx.concatenate([c, late.columns[k]], axis=2) for k, c in rows.columns.items()}
+        layer = layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
+    if waiting is None:
+        return layer
+    queries = waiting.queries[0] if len(waiting.queries) == 1 else mx.concatenate([*waiting.queries], axis=2)
+    batch, _, count, width = queries.shape
+    grouped = queries.reshape(batch, rows.keys.shape[1], -1, count, width)
+    later = layer.tokens_seen - waiting.end
+    layer = layer._replace(waiting=None)
+    return watch(plan, layer, grouped, scale=waiting.scale, sinks=waiting.sinks, later=later)
+
+
+def wait(plan: Plan, layer: Layer, queries: mx.array, scale: float, sinks: mx.array | None) -> Layer:
+    """Hold the query ``[B, H * G, 1, D]`` of the token generated last until the layer is caught up."""
+    waiting = layer.waiting
+    if waiting is None:
+        return layer._replace(waiting=Waiting((queries,), layer.tokens_seen, scale, sinks))
+    held, scorer = (*waiting.queries, queries), plan.method.scorer
+    if scorer.observe is None and scorer.note is None:
+        held = held[-scorer.window :]
+    return layer._replace(waiting=Waiting(held, layer.tokens_seen, scale, sinks))
+
+
+def _new(plan: Plan, keys: mx.array, values: mx.array, start: int, origin: int) -> Rows:
+    """New rows with what they start with."""
+    columns = plan.method.scorer.init(Arrivals(keys, values, start))
+    held = {name: mx.array(column) for name, column in columns.items()}
+    if plan.compact:
+        held["origin"] = _count(keys, origin)
+    return Rows(keys, values, _count(keys, start), held)
+
+
 def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]:
-    """Evict what is due; also the slot to overwrite, where one row goes and one comes (``room`` 1)."""
+    """Evict what is due; also the slot to overwrite, where one row goes and one comes (``room`` 1).
+
+    The layer must be caught up.
+    """
     method, rows = plan.method, layer.rows
     if plan.replays(layer):
         slots, columns = _replayed(plan, layer)
@@ -148,11 +225,21 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
         if method.merge is not None:
             layer = layer._replace(rows=_merged(plan, held, rows, mx.arange(layer.size) == slot))
         return layer, slot
-    slots = eviction.survivors(score, age, method.budget * heads)
-    gone = mx.put_along_axis(mx.ones(rows.position.shape, mx.bool_), slots, mx.array(False), axis=2)
+    keep = method.budget * heads
+    stay = top(score, age, keep)
+    rows = _merged(plan, held, rows, ~stay)
+    if _in_place(plan, layer, room):
+        return layer._replace(rows=move(rows, eviction.freed(stay, keep))), None
+    slots = eviction.survivors(stay, age, keep)
     seen = None if layer.seen is None else layer.seen.kept(slots)
-    rows = pick(_merged(plan, held, rows, gone), slots, room * heads)
-    return layer._replace(rows=rows, seen=seen), None
+    return layer._replace(rows=pick(rows, slots, room * heads), seen=seen), None
+
+
+def _in_place(plan: Plan, layer: Layer, room: int) -> bool:
+    """Whether few rows go, from a buffer that is as large as it has to be: they are written over."""
+    excess = layer.size - plan.method.budget
+    fits = layer.last == 1 and excess <= plan.options.interval and room <= plan.options.interval
+    return fits and plan.defers and layer.heads == 1 and not (layer.seen and layer.seen.logits)
 
 
 class Ranked(NamedTuple):
@@ -239,26 +326,30 @@ def watch(
     sinks: mx.array | None = None,
     keys: mx.array | None = None,
     logits: bool = False,
+    later: int = 0,
 ) -> Layer:
     """Let the scorer see the queries ``[B, H, G, S, D]`` of the rows admitted last.
 
-    ``keys`` are what attention reads, ``logits`` says that they cannot be repeated from the rows alone.
+    ``keys`` are what attention reads, ``logits`` says that they cannot be repeated from the rows alone;
+    ``later`` tokens were admitted since.
     """
     scorer = plan.method.scorer
     block = Block(
         queries=queries,
         keys=placed(plan, layer) if keys is None else keys,
         position=_position(layer),
-        start=layer.tokens_seen - layer.last,
+        start=layer.tokens_seen - later - queries.shape[3],
         scale=scale,
         mask=mask,
         sinks=sinks,
-        generated=max(layer.generated - 1, 0),
+        generated=max(layer.generated - later - queries.shape[3], 0),
+        decoded=layer.last == 1,
+        later=later,
         elsewhere=layer.heads > 1,
     )
     layer = _remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
     if scorer.note is not None:
-        layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale)))
+        layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale, later)))
     if scorer.observe is None or plan.replays(layer):
         return layer
     observed = scorer.observe(_stats(layer), block)
@@ -299,13 +390,13 @@ def _count(keys: mx.array, start: int) -> mx.array:
 
 def _remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
     """Hold the last ``window`` queries, or for a replay also those of the whole block."""
-    window, length = plan.method.scorer.window, layer.last
+    window, length = plan.method.scorer.window, block.length
     wanted = window
     if plan.replays(layer) and plan.method.scorer.reads_queries:
         wanted = max(window - 1, 0) + length
     if not wanted:
         return layer
-    start = layer.size - length if plan.compact else layer.tokens_seen - length
+    start = layer.size - length if plan.compact else block.start
     origin = tuple(range(start, start + length))
     queries = block.shown(wanted) if logits else block.queries
     if layer.seen is not None and wanted > length:
@@ -345,16 +436,16 @@ def _latest(plan: Plan, layer: Layer) -> Block | None:
     )
 
 
-def _unturned(plan: Plan, layer: Layer, queries: mx.array, scale: float) -> tuple[mx.array, int]:
+def _unturned(plan: Plan, layer: Layer, queries: mx.array, scale: float, later: int) -> tuple[mx.array, int]:
     """The queries of the forward under way before their rotation, scaled, and the position of the first."""
-    length, rotary = layer.last, plan.rotary
+    length, rotary = queries.shape[3], plan.rotary
     if rotary is None:
         raise ValueError("a scorer that takes notes of queries needs the layer's rotary embedding")
-    start = (layer.size if plan.compact else layer.tokens_seen) - length
+    start = (layer.size if plan.compact else layer.tokens_seen) - later - length
     batch, heads, group, _, width = queries.shape
     flat = (queries.astype(mx.float32) * scale).reshape(batch, heads * group, length, width)
     back = mx.broadcast_to(-mx.arange(start, start + length, dtype=mx.int32), flat.shape[:3])
-    return rotary.turn(flat, back).reshape(queries.shape), layer.tokens_seen - length
+    return rotary.turn(flat, back).reshape(queries.shape), layer.tokens_seen - later - length
 
 
 def _replayed(plan: Plan, layer: Layer) -> tuple[mx.array, Mapping[str, mx.array]]:

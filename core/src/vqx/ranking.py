@@ -16,17 +16,22 @@ def top(score: Any, position: Any, keep: int) -> Any:
 
     Args:
         score: ``[..., n]``, without NaN.
-        position: ``[..., n]``, distinct along n. No sort's stability is relied on.
+        position: ``[..., n]`` from 0 on, distinct along n. No sort's stability is relied on.
     """
     n = position.shape[-1]
     if not 0 < keep < n:
         return (position < 0) if keep <= 0 else (position >= 0)
     of = library(score)
-    order = of.argsort(position, axis=-1)
-    score = of.take_along_axis(score, order, axis=-1)
-    threshold = of.sort(score, axis=-1)[..., n - keep : n - keep + 1]
-    above, level = score > threshold, score == threshold
-    room = keep - above.astype(of.int32).sum(axis=-1, keepdims=True)
-    newer = of.cumsum(level[..., ::-1].astype(of.int32), axis=-1)[..., ::-1]
-    stay = above | (level & (newer <= room))
-    return of.take_along_axis(stay, of.argsort(order, axis=-1), axis=-1)
+    rank = ranks(score, position)
+    return rank >= of.sort(rank, axis=-1)[..., n - keep : n - keep + 1]
+
+
+def ranks(score: Any, position: Any) -> Any:
+    """Scores and, among equal ones, positions as one order: distinct numbers ``[..., n]`` uint64.
+
+    The bits of a float, less its sign, are in the order of the floats; below them stands the position.
+    """
+    of = library(score)
+    bits = (score.astype(of.float32) + 0.0).view(of.uint32)  # -0 is 0
+    order = bits ^ of.where(bits >> 31, 0xFFFFFFFF, 0x80000000).astype(of.uint32)
+    return (order.astype(of.uint64) << 32) | position.astype(of.uint64)

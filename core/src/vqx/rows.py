@@ -13,17 +13,26 @@ STEP = 256
 
 
 class Rows(NamedTuple):
-    """n rows; ``keys`` and ``values`` may have room for more, the columns are exact."""
+    """n rows; ``keys`` and ``values`` may have room for more, the columns are exact.
+
+    Behind them may stand ``bare`` rows: keys and values, whose position and columns are written later.
+    """
 
     keys: mx.array  # [B, H, capacity, D] as received, rotated for the position they came at
     values: mx.array  # [B, H, capacity, Dv]
     position: mx.array  # [B, H, n] int32, the token's place in its sequence
     columns: Mapping[str, mx.array]  # each [B, H, n]: the scorer's statistics, and what else goes with a row
+    bare: int = 0
+
+    @property
+    def length(self) -> int:
+        """Rows filled, the bare ones among them."""
+        return int(self.position.shape[2]) + self.bare
 
 
 def no_rows(like: Rows) -> Rows:
     """Rows of an empty layer, with the widths and types of ``like``."""
-    keys, values, position, columns = like
+    keys, values, position, columns, _ = like
     return Rows(
         keys[..., :0, :], values[..., :0, :], position[..., :0], {k: c[..., :0] for k, c in columns.items()}
     )
@@ -33,13 +42,25 @@ def append(rows: Rows, new: Rows, bound: int | None = None) -> Rows:
     """Write the S rows of ``new`` behind the n rows held; ``bound`` rows are as many as may ever be."""
     held, added = rows.position.shape[2], new.position.shape[2]
     rows = reserve(rows, held + added, bound)
-    at = mx.array([held])
     return Rows(
-        mx.slice_update(rows.keys, new.keys, at, axes=[2]),
-        mx.slice_update(rows.values, new.values, at, axes=[2]),
+        _written(rows.keys, new.keys, held),
+        _written(rows.values, new.values, held),
         position=mx.concatenate([rows.position, new.position], axis=2),
         columns={k: mx.concatenate([c, new.columns[k]], axis=2) for k, c in rows.columns.items()},
     )
+
+
+def append_bare(rows: Rows, keys: mx.array, values: mx.array) -> Rows:
+    """Write one row behind those filled, where there is room, and nothing else."""
+    position, columns, bare = rows.position, rows.columns, rows.bare
+    at = position.shape[2] + bare
+    return Rows(_written(rows.keys, keys, at), _written(rows.values, values, at), position, columns, bare + 1)
+
+
+def _written(buffer: mx.array, new: mx.array, at: int) -> mx.array:
+    buffer = buffer[...]  # the array given stays as it is; in memory the rows are written in place
+    buffer[:, :, at : at + new.shape[2]] = new
+    return buffer
 
 
 def reserve(rows: Rows, capacity: int, bound: int | None = None) -> Rows:
@@ -56,10 +77,10 @@ def reserve(rows: Rows, capacity: int, bound: int | None = None) -> Rows:
 
 def filled(rows: Rows) -> tuple[mx.array, mx.array]:
     """The filled part of the buffers: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
-    n = rows.position.shape[2]
-    if n == rows.keys.shape[2]:
-        return rows.keys, rows.values
-    return rows.keys[..., :n, :], rows.values[..., :n, :]
+    keys, values, n = rows.keys, rows.values, rows.length
+    if n == keys.shape[2]:
+        return keys, values
+    return keys[:, :, :n], values[:, :, :n]
 
 
 def pick(rows: Rows, slots: mx.array, room: int = 0) -> Rows:
@@ -70,6 +91,26 @@ def pick(rows: Rows, slots: mx.array, room: int = 0) -> Rows:
         mx.take_along_axis(rows.values, padded, axis=2),
         mx.take_along_axis(rows.position, slots, axis=2),
         {k: mx.take_along_axis(c, slots, axis=2) for k, c in rows.columns.items()},
+    )
+
+
+def move(rows: Rows, slots: mx.array) -> Rows:
+    """Write the last m rows over those at ``slots`` ``[B, H, m]``, in place, and drop their old slots.
+
+    A row that is to go names its own slot.
+    """
+    n, m = rows.position.shape[2], slots.shape[2]
+    keep = n - m
+
+    def moved(column: mx.array, at: mx.array) -> mx.array:
+        last = mx.contiguous(column[:, :, keep:n])  # a view would keep the buffer from being written in place
+        return mx.put_along_axis(column, at, last, axis=2)
+
+    return Rows(
+        moved(rows.keys, slots[..., None]),
+        moved(rows.values, slots[..., None]),
+        moved(rows.position, slots)[..., :keep],
+        {k: moved(c, slots)[..., :keep] for k, c in rows.columns.items()},
     )
 
 

@@ -151,6 +151,10 @@ class Scorer(NamedTuple):
     queries so far and belongs to no row. The queries come less their rotation and times the model's scale.
     Needs ``rotary`` and block cadence."""
 
+    anew: bool = False
+    """Whether ``observe`` looks at each block in another way (draws noise for it): generated tokens are then
+    observed one by one, else many at once where no score is asked for in between."""
+
     rotary: bool = False
     """Whether the layer's rotary embedding is wanted, at absolute positions too."""
 

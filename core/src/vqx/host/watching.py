@@ -57,9 +57,7 @@ def expect(cache: EvictingCache) -> None:
 def expected(length: int, rows: int) -> EvictingCache | None:
     """The cache updated last in this thread, if it waits for ``length`` queries over so many rows."""
     found = _last.cache() if hasattr(_last, "cache") else None
-    if found is None or not found.unseen or found.layer is None:
-        return None
-    return found if (found.layer.last, found.position.shape[2]) == (length, rows) else None
+    return found if found is not None and found.awaits(length, rows) else None
 
 
 class Shown:

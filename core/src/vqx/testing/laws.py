@@ -114,6 +114,20 @@ class MethodLaws:
         for name, walked in self._walks(setting, engine):
             assert [step.strays for step in walked.steps] == [0] * len(walked.steps), name
 
+    def test_what_is_kept_does_not_depend_on_when_the_cache_is_looked_at(self, setting: Setting) -> None:
+        """Tokens wait to be scored together; a look at the cache has them scored at once."""
+        engine, tokens, found = Options(queries="model", interval=6), stream("gaussian"), []
+        for looks in (False, True):
+            cache = self._cache(setting, engine)
+            for at, (start, stop) in enumerate(itertools.pairwise([0, 20, *range(21, tokens.length + 1)])):
+                forward(cache, tokens.cut(start, stop))
+                if looks and at % 4:
+                    assert cache.layer is not None
+            found.append(remaining(cache))
+        assert (found[0].position == found[1].position).all()
+        for name, column in found[0].columns.items():
+            np.testing.assert_allclose(column, found[1].columns[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
     def test_positions_are_distinct_and_new_rows_stand_last(self, setting: Setting, engine: Options) -> None:
         for name, walked in self._walks(setting, engine):
             for step in walked.steps:

@@ -88,7 +88,7 @@ def key_tokens(config: KeyformerConfig, layer: LayerInfo) -> Scorer:
         return {**stats, "mass": stats["mass"] + gained}
 
     if config.redraw:
-        return mass._replace(observe=observe)
+        return mass._replace(observe=observe, anew=True)
     return mass._replace(init=init, observe=observe)
 
 
