@@ -131,7 +131,7 @@ def boundaries(session: nox.Session) -> None:
 @nox.session
 def newcomer(session: nox.Session) -> None:
     """A method of forty lines: rendered, built, installed beside the core, found and put through the laws."""
-    session.install("pytest>=8.4")
+    session.install("--group", "newcomer")
     with _elsewhere(session):
         _pytest(session, "--noconftest", ROOT / "integration-tests" / "test_newcomer.py")
 

@@ -1,19 +1,24 @@
-"""A fifth method touches no file outside its folder: forty lines, rendered from ``template/``, built,
-installed beside the core and the kernels in an empty environment, found by name and put through the laws.
+"""A new method touches no file outside its folder: forty lines, rendered from ``docs/template``, built,
+installed beside the core, the kernels and the evaluation in an empty environment with the newest Python here,
+found by name, put through the laws, asked to generate, and measured.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import copier
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TEMPLATE = Path(__file__).parent / "template"
+TEMPLATE = ROOT / "docs" / "template"
 METHOD = "half-life"
+PYTHONS = ("3.13", "3.12", "3.11")
 UV = os.environ.get("UV") or shutil.which("uv") or ""
 
 pytestmark = pytest.mark.skipif(not UV, reason="uv is not installed")
@@ -32,9 +37,9 @@ class Newcomer(NamedTuple):
 def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
     there = tmp_path_factory.mktemp("newcomer")
     folder = render(METHOD, there / f"vqx-{METHOD}")
-    for package in (ROOT / "core", ROOT / "kernels-shared", folder):
+    for package in (ROOT / "core", ROOT / "kernels-shared", ROOT / "packages" / "vqx-eval", folder):
         _run(UV, "build", "--wheel", "--no-sources", "-o", there / "wheels", folder=package)
-    _run(UV, "venv", there / "environment", folder=there)
+    _run(UV, "venv", "--python", newest_python(), there / "environment", folder=there)
     programs = there / "environment" / ("Scripts" if os.name == "nt" else "bin")
     (core,) = (there / "wheels").glob("vqx-*.whl")
     others = (there / "wheels").glob("vqx_*.whl")
@@ -44,18 +49,20 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
     return Newcomer(folder, programs)
 
 
+def newest_python() -> str:
+    """The newest Python here that vqx is meant for."""
+    for version in PYTHONS:
+        find = [UV, "python", "find", "--no-python-downloads", "--system", version]
+        found = subprocess.run(find, capture_output=True, text=True, check=False)
+        if found.returncode == 0:
+            return found.stdout.strip()
+    return sys.executable
+
+
 def render(method: str, folder: Path) -> Path:
     """The template as a package of its own."""
-    words = {"METHOD": method, "MODULE": method.replace("-", "_")}
-    for source in (*TEMPLATE.rglob("*.toml"), *TEMPLATE.rglob("*.py")):
-        target = folder / _filled(str(source.relative_to(TEMPLATE)), words)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(_filled(source.read_text(), words))
+    copier.run_copy(str(TEMPLATE), folder, data={"method": method}, defaults=True, quiet=True)
     return folder
-
-
-def _filled(text: str, words: dict[str, str]) -> str:
-    return re.sub("|".join(words), lambda found: words[found[0]], text)
 
 
 def _run(*command: str | Path, folder: Path) -> str:
@@ -66,12 +73,18 @@ def _run(*command: str | Path, folder: Path) -> str:
     return done.stdout
 
 
-def test_a_method_takes_forty_lines_of_python_and_toml(tmp_path: Path) -> None:
-    folder = render(METHOD, tmp_path)
+def test_a_method_takes_forty_lines_of_python_and_toml(newcomer: Newcomer) -> None:
+    folder = newcomer.folder
     files = [folder / "pyproject.toml", *folder.glob("src/**/*.py")]
     lines = [line for file in files for line in file.read_text().splitlines() if line.strip()]
     assert len(files) == 2
     assert len(lines) <= 40
+
+
+@pytest.mark.parametrize("name", ["Half", "half_life", "2nd", "half-"])
+def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="Small letters, digits and hyphens"):
+        render(name, tmp_path / "vqx-some")
 
 
 def test_it_is_found_by_its_name_among_no_others(newcomer: Newcomer) -> None:
@@ -112,3 +125,48 @@ print(len(tokens), {(cache.tokens_seen >= 29, cache.tokens_kept) for cache in ca
 
 def test_it_generates_text_within_its_budget(newcomer: Newcomer) -> None:
     assert newcomer.run("python", "-W", "error", "-c", GENERATE) == "10 {(True, 12)}\n"
+
+
+SMALL_MODEL = """
+import sys
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.llama import Model, ModelArgs
+from mlx_lm.utils import save_config
+from pathlib import Path
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+folder = Path(sys.argv[1])
+letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(["<end>", *letters])}, []))
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+tokenizer.decoder = decoders.ByteLevel()
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+sizes = dict(
+    model_type="llama", hidden_size=32, num_hidden_layers=2, intermediate_size=32,
+    num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, vocab_size=257,
+)
+mx.random.seed(0)
+weights = dict(tree_flatten(Model(ModelArgs(**sizes)).parameters()))
+mx.save_safetensors(str(folder / "model.safetensors"), weights)
+save_config({**sizes, "eos_token_id": 0}, folder / "config.json")
+"""
+
+
+@pytest.fixture(scope="module")
+def small_model(newcomer: Newcomer) -> Path:
+    """A random model in a folder as ``mlx_lm.load`` wants it, whose tokens are bytes."""
+    folder = newcomer.folder.parent / "model"
+    newcomer.run("python", "-c", SMALL_MODEL, str(folder))
+    return folder
+
+
+def test_the_evaluation_measures_it(newcomer: Newcomer, small_model: Path) -> None:
+    sizes = ["--budgets", "32", "--samples", "2", "--prompt-tokens", "96", "--answer-tokens", "8"]
+    asked = ["--model", str(small_model), "--methods", METHOD, "--tasks", "continuation", "--json"]
+    pieces = json.loads(newcomer.run("vqx", "eval", *asked, *sizes))
+    (measured,) = (piece for piece in pieces if piece["label"] == METHOD)
+    assert measured["budget"] == measured["rows"] == 32
+    assert measured["evicted"] > 0
+    assert len(measured["samples"]) == 2

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from vqx.testing import MethodLaws
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("packages/*/README.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -41,3 +43,10 @@ def test_every_python_block_runs(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "all ran" in ran.stdout
+
+
+def test_every_law_is_explained() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    laws = {name.removeprefix("test_") for name in dir(MethodLaws) if name.startswith("test_")}
+    table = page.partition("law (`test_…`)")[2].partition("\n\n")[0]
+    assert laws == set(re.findall(r"^\| `([a-z_]+)`", table, re.MULTILINE))
