@@ -108,7 +108,7 @@ def test_an_unknown_name_answers_with_what_is_installed_and_the_line_that_instal
     shelf.add("elm")
     with pytest.raises(UnknownMethod, match=r"no method 'Q_Zz'; installed: .*elm.*oak") as error:
         Registry().load("Q_Zz")
-    assert str(error.value).endswith("Try: pip install vqx-q-zz")
+    assert str(error.value).endswith("or try: pip install vqx-q-zz")
 
 
 def test_an_unknown_name_answers_with_the_nearest_installed_one(shelf: Shelf) -> None:
@@ -118,8 +118,16 @@ def test_an_unknown_name_answers_with_the_nearest_installed_one(shelf: Shelf) ->
 
 
 def test_with_nothing_installed_an_unknown_name_still_answers_with_the_line_that_installs_it() -> None:
-    with pytest.raises(UnknownMethod, match=r"installed: none\. Try: pip install vqx-oak"):
+    with pytest.raises(UnknownMethod, match=r"installed: none\. .*try: pip install vqx-oak"):
         Registry(discover=False).load("oak")
+
+
+def test_a_method_that_a_package_of_ours_brings_is_answered_with_that_package() -> None:
+    empty = Registry(discover=False)
+    with pytest.raises(UnknownMethod, match=r"none\. Try: pip install vqx-l2norm"):
+        empty.load("knorm")
+    with pytest.raises(UnknownMethod, match=r"Did you mean 'snapkv'\? Try: pip install vqx-snapkv"):
+        empty.load("snapvk")
 
 
 BROKEN = {

@@ -3,8 +3,6 @@
 Listing names imports no plugin, and one broken plugin does not take the others down.
 """
 
-import difflib
-import re
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, distribution, entry_points
 from typing import NamedTuple
@@ -12,6 +10,7 @@ from typing import NamedTuple
 import pluggy
 
 from vqx.hookspecs import Hooks
+from vqx.known import hint
 from vqx.spec import PROTOCOL, Collapse, MethodSpec
 
 GROUP = "vqx.methods"
@@ -133,10 +132,7 @@ class Registry:
 
     def _unknown(self, name: str) -> str:
         names = self.names()
-        close = difflib.get_close_matches(name, names, 1)
-        package = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        hint = f"Did you mean {close[0]!r}?" if close else f"Try: pip install vqx-{package}"
-        return f"no method {name!r}; installed: {', '.join(names) or 'none'}. {hint}"
+        return f"no method {name!r}; installed: {', '.join(names) or 'none'}. {hint(name, names, 'methods')}"
 
 
 def _manager() -> pluggy.PluginManager:

@@ -62,13 +62,13 @@ def test_every_task_runs(here: Path, task: str) -> None:
 
 def test_an_unknown_method_names_those_installed(here: Path) -> None:
     result = CliRunner().invoke(command, ["--methods", "toy-newset"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Did you mean 'toy-newest'" in result.output
 
 
 def test_pictures_want_a_folder(here: Path) -> None:
     result = CliRunner().invoke(command, [*QUICK, "--plots"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--out" in result.output
 
 

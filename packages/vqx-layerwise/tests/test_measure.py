@@ -87,5 +87,5 @@ def test_the_command_writes_a_profile(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(found.loss) == 2
     assert found.about["texts"] == 2
     short = CliRunner().invoke(command, [*arguments, "--after-tokens", "900"])
-    assert short.exit_code == 1
+    assert short.exit_code == 2
     assert "give longer ones" in short.output

@@ -1,13 +1,10 @@
 """What several commands ask for in the same words: a model, a method with its options, JSON."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vqx.registry import registry
 from vqx.settings import check, settings
@@ -51,11 +48,13 @@ class MethodType(click.ParamType):  # type: ignore[type-arg]  # generic since cl
 METHOD = MethodType()
 
 
-@contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, where that is a terminal; yields what moves it by a number of steps."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda steps: bar.advance(task, steps)
+def read_prompt(prompt: str) -> str:
+    """A prompt as it was given; ``-`` reads standard input.
+
+    Raises:
+        click.UsageError: nothing to read.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise click.UsageError("the prompt is empty: give some words, or - and a text on standard input")
+    return text

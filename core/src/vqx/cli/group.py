@@ -4,7 +4,6 @@ A package's command is imported when it is run: ``vqx --help`` and completion sh
 own summary and import no plugin.
 """
 
-import difflib
 import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from vqx.cli import commands as own
 from vqx.hookspecs import Hooks
+from vqx.known import hint
 from vqx.registry import PluginError
 
 GROUP = "vqx.commands"
@@ -37,7 +37,7 @@ class Commands(click.Group):
     """
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _in_words():
+        with in_words():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -57,9 +57,7 @@ class Commands(click.Group):
         name = args[0]
         known = self.list_commands(ctx)
         if name not in known and not name.startswith("-"):
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Try: pip install vqx-{name}"
-            ctx.fail(f"no command {name!r}; there are: {', '.join(known)}. {hint}")
+            ctx.fail(f"no command {name!r}; there are: {', '.join(known)}. {hint(name, known, 'commands')}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -108,11 +106,14 @@ def load(entries: list[EntryPoint]) -> click.Command:
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def in_words() -> Iterator[None]:
+    """Errors for users without a traceback, also where a command runs outside of the group."""
     try:
         yield
     except ValueError as error:
         raise Refused(str(error)) from error
+    except BrokenPipeError:  # somebody read the first lines and left, as head does
+        raise
     except (PluginError, ModuleNotFoundError, OSError) as error:
         raise click.ClickException(str(error)) from error
 

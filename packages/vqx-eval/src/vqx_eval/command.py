@@ -11,6 +11,7 @@ import vqx
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from vqx.cli.group import in_words
 from vqx.host.models import EMBEDDED
 from vqx.settings import check, settings
 
@@ -50,7 +51,15 @@ def _option(name: str, **rest: Any) -> Callable[[Any], Any]:
     return click.option(f"--{name}", show_default=True, help=HELP[name], **rest)
 
 
-@click.command("eval")
+EPILOG = """\b
+Examples:
+  vqx eval --methods 'h2o tova h2o:decay=0.98' --budgets 128,256
+  vqx eval --tasks retrieval --texts notes/ --out results --plots
+  vqx eval --list
+"""
+
+
+@click.command("eval", epilog=EPILOG)
 @_option("model", default=EMBEDDED)
 @_option("methods", multiple=True)
 @_option("budgets", default="256")
@@ -75,14 +84,12 @@ def command(**given: Any) -> None:
 
     Beside the methods asked for stand the full cache, streaming-llm and mlx-lm's rotating cache.
     """
-    try:
+    with in_words():
         if given["listed"]:
             for task in tasks_named("all"):
                 click.echo(f"{task.group:12}{task.name:18}{task.summary}")
             return
         _command(**given)
-    except (ValueError, ModuleNotFoundError, vqx.PluginError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> None:

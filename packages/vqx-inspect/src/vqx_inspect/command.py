@@ -11,7 +11,8 @@ import click
 import numpy as np
 import vqx
 from rich.console import Console
-from vqx.cli.asking import METHOD, json_flag, model_option, progress
+from vqx.cli.asking import METHOD, json_flag, model_option
+from vqx.cli.showing import progress
 from vqx.settings import label
 
 from vqx_inspect.page import page

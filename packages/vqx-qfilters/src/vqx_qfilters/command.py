@@ -1,5 +1,6 @@
 """``vqx qfilters``: read a text with a model, and save one direction for each of its heads."""
 
+import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import click
 import mlx.nn as nn
+from vqx.cli.asking import json_flag
+from vqx.cli.group import in_words
 from vqx.fingerprint import fingerprint
 from vqx.host.layers import attention_of
 from vqx.host.models import EMBEDDED, load_model
@@ -17,8 +20,14 @@ from vqx_qfilters.filters import Filters, directions, save
 PIECE = 2048
 """Tokens that are read at once: the paper's length of a calibration sequence."""
 
+EPILOG = """\b
+Examples:
+  vqx qfilters --out filters.safetensors
+  vqx qfilters mlx-community/Llama-3.2-1B-Instruct-4bit --text notes.txt --out filters.safetensors --json
+"""
 
-@click.command("qfilters")
+
+@click.command("qfilters", epilog=EPILOG)
 @click.argument("model", default=EMBEDDED)
 @click.option(
     "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write."
@@ -30,20 +39,22 @@ PIECE = 2048
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="UTF-8 text to read (may be given again). Default: the package's own.",
 )
-def command(model: str, out: Path, texts: tuple[Path, ...]) -> None:
+@json_flag
+def command(model: str, out: Path, texts: tuple[Path, ...], as_json: bool) -> None:
     """Make the Q-Filters of MODEL, a folder or repository that mlx_lm.load takes.
 
     Takes seconds: the text, about a thousand tokens, is read once. Then give filters=FILE to the method.
     """
-    try:
+    with in_words():
         loaded, tokenizer = load_model(model)
         own = [path.read_text(encoding="utf-8") for path in texts] or [default_text()]
         found = calibrate(loaded, [tokenizer.encode(text) for text in own])
         save(found, out)
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        raise click.ClickException(str(error)) from error
     layers, heads, width = found.directions.shape
-    click.echo(f"{out}: {layers} layers of {heads} heads, directions of {width} numbers")
+    if as_json:
+        click.echo(json.dumps({"file": str(out), "layers": layers, "heads": heads, "width": width}))
+    else:
+        click.echo(f"{out}: {layers} layers of {heads} heads, directions of {width} numbers")
 
 
 def calibrate(model: nn.Module, texts: Sequence[Sequence[int]]) -> Filters:

@@ -2,22 +2,28 @@
 
 import json
 from dataclasses import asdict
-from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from vqx import blas
 from vqx.cli.asking import json_flag
+from vqx.cli.showing import progress, table
 from vqx.options import Prompt
 
 BUDGET = 512
 HOW = {"whole": "cut once after the question", "chunks": "cut after every 256 tokens"}
 
 
-@click.command()
+EPILOG = """\b
+Examples:
+  vqx demo
+  vqx demo --method tova --method h2o --budget 256
+  vqx demo --prompt chunks --json
+"""
+
+
+@click.command(epilog=EPILOG)
 @click.option("--budget", default=BUDGET, show_default=True, help="Rows that each layer keeps.")
 @click.option(
     "--prompt",
@@ -49,28 +55,14 @@ def command(budget: int, prompt: Prompt, tokens: int, chosen: tuple[str, ...], a
         f"Question: {shown.question}",
         highlight=False,
     )
-    columns = (TextColumn("{task.description:>14}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        steps = progress.add_task("full cache", total=shown.steps(tokens) * (len(names) + 1))
-
-        def advance(label: str, tokens: int) -> None:
-            progress.update(steps, description=label, advance=tokens)
-
-        results = shown.run(names, budget=budget, tokens=tokens, prompt=prompt, advance=advance)
+    with progress("full cache", shown.steps(tokens) * (len(names) + 1)) as advance:
+        results = shown.run(
+            names, budget=budget, tokens=tokens, prompt=prompt, advance=lambda now, read: advance(read, now)
+        )
     if as_json:
         click.echo(json.dumps([asdict(result) for result in results], indent=2))
         return
-    console.print(_table([result.row() for result in results]))
+    table([result.row() for result in results])
     for result in results:
         console.print(f"[bold]{result.name}[/bold]: {result.answer}", highlight=False)
     console.print(f"\n{Demo.reading}", highlight=False)
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in rows[0]:
-        numeric = all(str(row[name])[:1] in "+-0123456789" for row in rows)
-        table.add_column(name, justify="right" if numeric else "left")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    return table

@@ -1,18 +1,44 @@
-"""``vqx methods``: what is installed."""
+"""``vqx methods``: what is installed, and what is not."""
 
 import json
+from importlib.metadata import PackageNotFoundError, version
 
 import click
 
 from vqx.cli.asking import json_flag
+from vqx.cli.showing import table
+from vqx.known import known
 from vqx.registry import PluginError, registry
 
+EPILOG = """\b
+Examples:
+  vqx methods
+  vqx methods --available
+  vqx methods --json
+"""
 
-@click.command()
+
+@click.command(epilog=EPILOG)
+@click.option("--available", is_flag=True, help="List the packages that are not installed.")
 @json_flag
-def command(as_json: bool) -> None:
-    """List the eviction methods installed here."""
-    rows: list[dict[str, str]] = []
+def command(available: bool, as_json: bool) -> None:
+    """List the eviction methods installed here, or the packages that bring more."""
+    rows = _available() if available else _installed()
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    elif available and not rows:
+        click.echo("Every package of the project is installed.")
+    elif not rows:
+        click.echo("No method is installed. Try: pip install vqx-h2o (more: vqx methods --available)")
+    else:
+        columns = ("brings", "summary", "install") if available else ("method", "version", "keeps")
+        table([{name: row[name] for name in columns} for row in rows], head=False)
+        if not available:
+            click.echo("\nPackages and papers: vqx methods --json; what is not installed: --available")
+
+
+def _installed() -> list[dict[str, str]]:
+    rows = []
     for found in registry.installed():
         row = {"method": found.name, "package": found.distribution, "version": found.version}
         try:
@@ -20,13 +46,23 @@ def command(as_json: bool) -> None:
             rows.append({**row, "keeps": spec.summary, "paper": spec.paper})
         except PluginError as error:
             rows.append({**row, "keeps": f"cannot be used: {error}", "paper": ""})
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    if not rows:
-        click.echo("No method is installed. Try: pip install vqx-h2o")
-        return
-    wide = max(len(row["method"]) for row in rows)
-    for row in rows:
-        click.echo(f"{row['method']:{wide}}  {row['keeps']}")
-    click.echo("\nPackages, versions and papers: vqx methods --json")
+    return rows
+
+
+def _available() -> list[dict[str, str]]:
+    return [
+        {
+            "brings": ", ".join([*one.methods, *(f"vqx {name}" for name in one.commands)]),
+            "summary": one.summary,
+            "install": f"pip install {one.package}",
+        }
+        for one in known()
+        if not _is_here(one.package)
+    ]
+
+
+def _is_here(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
