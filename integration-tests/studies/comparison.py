@@ -1,12 +1,13 @@
 """Every method of ours beside mlx-lm's rotating cache, VeloxQuant-MLX and kvpress: one run, the same prompts.
 
 Measures the embedded model on texts that no choice was made with (``collect_texts.py`` writes them), in
-pieces that a run which is started again does not repeat; several processes may share the work. Then
-``--report`` puts the pieces together: ``docs/results/comparison.json``, pictures, and the tables of
-``docs/comparison.md``.
+pieces that a run which is started again does not repeat; processes that share a folder of claims share the
+work. Then ``--report`` puts the pieces together: ``docs/results/comparison.json``, pictures, and the tables
+of ``docs/comparison.md``.
 
-    python integration-tests/studies/comparison.py --texts texts/report --out pieces/0 --part 0/2
-    python integration-tests/studies/comparison.py --report pieces/0 pieces/1
+    python integration-tests/studies/comparison.py --texts texts/report --out pieces/0 --claims claims &
+    python integration-tests/studies/comparison.py --texts texts/report --out pieces/1 --claims claims &
+    wait; python integration-tests/studies/comparison.py --report pieces/0 pieces/1
 """
 
 import argparse
@@ -19,22 +20,25 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from compared import ours, repeated
 from compared.ours import Cell
+from vqx import attention
 from vqx.host.embedded import load_embedded
 from vqx_eval import Engine, Job, open_store, run, tasks_named, wanted
 from vqx_eval.candidates import FULL, ROTATING
-from vqx_eval.samples import batches
+from vqx_eval.samples import batches, digest
 from vqx_eval.store import Store
+from vqx_eval.task import Reference
 from vqx_eval.texts import load_texts
 
 SEED = 1  # choices were made with seed 0
-WAVE = 8  # candidates that share one reading of the full cache
 ENGINES = ("ours", "mlx", "velox", "kvpress")
 SAMPLES = {"continuation": 48}  # one a text; else 60
+LATER = {"needle-prose", "instruction"}  # tasks that wait until every setting has done the others
+TILE = 2**26  # logits of a score held at once: a batch of 60 is cut less finely, with the same scores
 VERSIONS = ("vqx", "mlx", "mlx-lm", "veloxquant-mlx", "kvpress", "torch", "transformers")
 
 
@@ -54,30 +58,53 @@ class Clock:
         print(f"{self.end - now:6.0f} s left  {title}", flush=True)
 
 
-def cells(engine: Engine, tokenizer: Any, engines: Sequence[str], budgets: Sequence[int]) -> list[Cell]:
-    """Everything that is to be compared, the engines mixed so that all end at the same time."""
-    lists: list[list[Cell]] = []
+class Work(NamedTuple):
+    """One setting at one budget on one batch."""
+
+    cell: Cell
+    job: Job
+    name: str
+
+
+def queue(todo: Sequence[Job], cells: Sequence[Cell], budgets: Sequence[int]) -> list[Work]:
+    """All work, the most wanted first: the settings that matter most, then budget by budget all others."""
+
+    def rank(work: Work) -> tuple[int, int]:
+        cell, job, _ = work
+        place = budgets.index(cell.budget) if cell.budget in budgets else 0
+        return (0, 0) if cell.rank == 0 else (2 * cell.rank + (job.task.name in LATER), place)
+
+    found = [
+        Work(cell, job, digest([number, job.task.name, job.batch.protocol, cell.label, cell.budget]))
+        for cell in cells
+        for number, job in enumerate(todo)
+    ]
+    return sorted(found, key=rank)
+
+
+def cells(engine: Engine, tokenizer: Any, engines: Sequence[str], budgets: Sequence[int]) -> Iterator[Cell]:
+    """Everything that is to be compared."""
     if "ours" in engines:
-        lists.append([Cell(FULL, lambda protocol: engine.full()), *ours.cells(engine, budgets)])
-        lists.append([*repeated.cells(engine, tokenizer, budgets)])
+        yield Cell(FULL, None, lambda protocol: engine.full(), rank=0)
+        yield from ours.cells(engine, budgets)
+        yield from repeated.cells(engine, tokenizer, budgets)
     if "mlx" in engines:
-        bounded = [Cell(ROTATING, lambda protocol, n=budget: engine.rotating(n)) for budget in budgets]
-        lists.append(bounded)
+        for budget in budgets:
+            yield Cell(ROTATING, budget, lambda protocol, n=budget: engine.rotating(n), rank=0)
     if "velox" in engines:
         from compared import velox
 
-        lists.append([*velox.cells(engine, budgets)])
+        yield from velox.cells(engine, budgets)
     if "kvpress" in engines:
         from compared import presses
 
-        lists.append([*presses.cells(engine, budgets)])
-    placed = [(place / len(some), cell) for some in lists for place, cell in enumerate(some)]
-    return [cell for _, cell in sorted(placed, key=lambda both: both[0])]
+        yield from presses.cells(engine, budgets)
 
 
 def measure(given: argparse.Namespace) -> None:
-    mx.set_cache_limit(int(3e9))
+    mx.set_cache_limit(int(given.memory * 2e8))
     mx.set_memory_limit(int(given.memory * 1e9))
+    attention.TILE = TILE
     clock = Clock(given.seconds)
     ours.register_sources()
     model, tokenizer = load_embedded()
@@ -104,16 +131,23 @@ def measure(given: argparse.Namespace) -> None:
         if about["logits apart"] > presses.NEAR:
             raise ValueError("transformers and mlx-lm do not agree on the full cache")
     (given.out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
-    part, parts = map(int, given.part.split("/"))
-    asked = cells(engine, tokenizer, given.engines, given.budgets)
-    own = [cell for cell in asked if re.search(given.only, cell.label)][part::parts]
-    try:
-        for first in range(0, len(own), WAVE):
-            for job in todo:
-                among = [cell.make(job.batch.protocol) for cell in own[first : first + WAVE]]
-                attempt(job._replace(candidates=among), store, clock)
-    except TimeoutError:
-        print("time is up: what is missing is not measured")
+    everything = cells(engine, tokenizer, given.engines, given.budgets)
+    asked = [cell for cell in everything if re.search(given.only, cell.label)]
+    given.claims.mkdir(parents=True, exist_ok=True)
+    for cell, job, name in queue(todo, asked, given.budgets):
+        claim = given.claims / name
+        try:
+            claim.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        try:
+            done = attempt(job._replace(candidates=[cell.make(job.batch.protocol)]), store, clock)
+        except TimeoutError:
+            claim.unlink()
+            print("time is up: what is missing is not measured")
+            break
+        if not done:  # for the next run to try again
+            claim.unlink()
 
 
 def jobs(given: argparse.Namespace, engine: Engine, tokenizer: Any) -> Iterator[Job]:
@@ -126,26 +160,27 @@ def jobs(given: argparse.Namespace, engine: Engine, tokenizer: Any) -> Iterator[
         )
         for protocol in task.protocols:
             for batch in batches(made, protocol, given.batch):
-                yield Job(("embedded", engine.chunk), task, batch, engine.full(), False, [])
+                reference = Reference(full=engine.full(), batch=batch)
+                yield Job(("embedded", engine.chunk), task, batch, reference, False, [])
 
 
-def attempt(job: Job, store: Store, clock: Clock) -> None:
-    """Measure a job's candidates; one that fails is noted with its words, and the others go on."""
-    while True:
-        try:
-            pieces = run([job], store, begin=clock.begin)
-            break
-        except TimeoutError:
-            raise
-        except Exception as error:
-            traceback.print_exc()
-            failed: Any = job.candidates[clock.index]
-            why = {"label": failed.label, "budget": failed.budget, "skipped": f"failed: {error}"[:300]}
-            job.candidates[clock.index] = why
+def attempt(job: Job, store: Store, clock: Clock) -> bool:
+    """Measure a job's candidate; one that fails is noted with its words, and the others go on."""
+    (candidate,) = job.candidates
+    try:
+        pieces = run([job], store, begin=clock.begin)
+    except TimeoutError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        failed: Any = candidate
+        why = {"label": failed.label, "budget": failed.budget, "skipped": f"failed: {error}"[:300]}
+        pieces = run([job._replace(candidates=[why])], store, begin=clock.begin)
     for piece in pieces:
         if "skipped" in piece:
             place = (piece[name] for name in ("task", "protocol", "label", "budget"))
             store.add({"key": " ".join(map(str, place)), **piece})
+    return not any(piece.get("skipped", "").startswith("failed") for piece in pieces)
 
 
 def device() -> str:
@@ -173,16 +208,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--texts", type=Path, nargs="+", default=[Path("texts/report")])
     parser.add_argument("--out", type=Path, default=Path("pieces"))
-    parser.add_argument("--part", default="0/1", help="i/n: every n-th candidate from the i-th on")
+    parser.add_argument(
+        "--claims", type=Path, default=Path("claims"), help="a folder in which processes say what they took"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing that would end later")
     parser.add_argument("--engines", type=names, default=list(ENGINES))
     parser.add_argument("--only", default="", help="a regular expression that labels must contain")
-    parser.add_argument("--budgets", type=numbers, default=[128, 256, 512, 1024])
-    parser.add_argument("--tasks", default="continuation,passkey,needle-prose")
+    parser.add_argument("--budgets", type=numbers, default=[256, 512, 128, 1024])
+    parser.add_argument("--tasks", default="continuation,passkey,needle-prose,instruction")
     parser.add_argument("--samples", type=int, help="default: 48 texts, 60 needles")
     parser.add_argument("--prompt-tokens", type=int, default=1536)
-    parser.add_argument("--batch", type=int, default=16, help="samples read at once (20 GB at most)")
-    parser.add_argument("--memory", type=float, default=28, help="GB for MLX")
+    parser.add_argument("--batch", type=int, default=60, help="samples read at once")
+    parser.add_argument("--memory", type=float, default=40, help="GB for MLX")
     parser.add_argument("--report", type=Path, nargs="+", help="folders of pieces, or files of them")
     parser.add_argument("--docs", type=Path, default=Path(__file__).parents[2] / "docs")
     given = parser.parse_args()

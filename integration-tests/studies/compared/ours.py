@@ -18,22 +18,38 @@ class Cell(NamedTuple):
     """One setting at one budget: for a protocol a candidate, or a piece that says why there is none."""
 
     label: str
+    budget: int | None
     make: Callable[[Protocol], Candidate | Piece]
+    rank: int = 1  # 0: measured before anything else; 2: after everything
 
 
 PACKAGES = Path(__file__).parents[3] / "packages"
-SETTINGS = settings(
-    [
-        "streaming-llm fusion layerwise(fusion) layerwise(fusion):beyond=expected h2o h2o:normalise=none",
-        "tova snapkv keydiff expected-attention morphkv keyformer fusion:beyond=expected layerwise",
-        "h2o:decay=0.98,recent=32,normalise=none tova:heads=each l2norm lagkv pyramidkv chunkkv cam r-kv",
-        "qfilters squeezeattention ada(h2o) critical sliding-window morphkv:over=old,group=max,n_sink=0",
-        "h2o:queries=keys h2o:queries=centred-keys tova:queries=keys snapkv:queries=keys",
-        "keyformer:queries=keys,recent=0 h2o:interval=32 fusion:interval=32 h2o:cadence=token",
-        # VeloxQuant-MLX's rule
-        "h2o:queries=keys,cadence=token,recent=0,grace=16,decay=0.98,normalise=none",
-    ]
-)
+FIRST = settings(["streaming-llm h2o fusion layerwise(fusion) tova"])
+HEAD = Setting("protect(h2o)", {"spans": ((0, 64),)})
+"""Its first 64 tokens hold the rule of the task instruction."""
+SETTINGS = [
+    *FIRST,
+    *settings(
+        [
+            "snapkv expected-attention keydiff morphkv keyformer layerwise(h2o) ada(snapkv) critical(snapkv)",
+            "pyramidkv chunkkv cam lagkv l2norm qfilters r-kv squeezeattention sliding-window",
+        ]
+    ),
+    HEAD,
+    *settings(
+        [
+            "layerwise(fusion):beyond=expected layerwise(tova) ada(h2o) chunkkv(h2o) tova:heads=each",
+            "h2o:normalise=none h2o:decay=0.98,recent=32,normalise=none",
+            "h2o:queries=keys h2o:queries=centred-keys h2o:interval=32 h2o:cadence=token",
+            "tova:queries=keys tova:queries=centred-keys tova:interval=32 tova:cadence=token",
+            "keyformer:queries=keys keyformer:queries=centred-keys keyformer:interval=32",
+            "morphkv:queries=keys morphkv:queries=centred-keys morphkv:interval=32",
+            "fusion:interval=32 keyformer:queries=keys,recent=0",
+            # VeloxQuant-MLX's rule
+            "h2o:queries=keys,cadence=token,recent=0,grace=16,decay=0.98,normalise=none",
+        ]
+    ),
+]
 
 
 def register_sources() -> None:
@@ -50,7 +66,9 @@ def register_sources() -> None:
 def cells(engine: Engine, budgets: Sequence[int]) -> Iterator[Cell]:
     for setting in SETTINGS:
         for budget in budgets:
-            yield Cell(label(setting), partial(_cell, engine, setting, budget))
+            make = partial(_cell, engine, setting, budget)
+            slow = setting.options.get("cadence") == "token"
+            yield Cell(label(setting), budget, make, 0 if setting in FIRST else 1 + slow)
 
 
 def _cell(engine: Engine, setting: Setting, budget: int, protocol: Protocol) -> Candidate | Piece:

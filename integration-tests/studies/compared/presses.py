@@ -180,7 +180,7 @@ def cells(engine: Engine, budgets: Sequence[int]) -> Iterator[Cell]:
         for budget in budgets:
             start = partial(PressReading, press, budget)
             one = Candidate(f"kvpress {name}", budget, {"version": _version()}, start)
-            yield Cell(one.label, lambda protocol, one=one: one)
+            yield Cell(one.label, budget, lambda protocol, one=one: one)
 
 
 def _version() -> str:

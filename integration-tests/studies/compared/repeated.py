@@ -32,4 +32,4 @@ class Repeated(CacheReading):
 def cells(engine: Engine, tokenizer: Any, budgets: Sequence[int]) -> Iterator[Cell]:
     for budget in budgets:
         one = Candidate("kvzip", budget, {}, partial(Repeated, engine, tokenizer, budget))
-        yield Cell(one.label, lambda protocol, one=one: one)
+        yield Cell(one.label, budget, lambda protocol, one=one: one)

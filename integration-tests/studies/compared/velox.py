@@ -48,4 +48,4 @@ def cells(engine: Engine, budgets: Sequence[int]) -> Iterator[Cell]:
         for budget in budgets:
             make = partial(caches, engine.model, method, budget)
             one = theirs.candidate(f"VeloxQuant-MLX {method}", budget, make, chunk=CHUNK)
-            yield Cell(one.label, lambda protocol, one=one: one)
+            yield Cell(one.label, budget, lambda protocol, one=one: one)

@@ -11,7 +11,7 @@ from vqx_eval.candidates import STREAMING, Candidate, Engine
 from vqx_eval.layers import chance, one_layer
 from vqx_eval.samples import Batch, Half, Protocol, Sample, batches
 from vqx_eval.store import Piece
-from vqx_eval.task import Task, Wanted
+from vqx_eval.task import Reference, Task, Wanted
 
 
 class Plan(NamedTuple):
@@ -35,7 +35,7 @@ class Job(NamedTuple):
     about: tuple[str, int]  # the model and the length of a chunk
     task: Task
     batch: Batch
-    full: Candidate
+    reference: Reference
     maps: bool
     candidates: list[Candidate | Piece]  # a piece where a candidate cannot be had, with the reason
 
@@ -49,7 +49,8 @@ def jobs(plan: Plan, engine: Engine) -> Iterator[Job]:
             for wanted in lengths(plan, task):
                 for number, batch in enumerate(batches(samples(plan, task, wanted), protocol, plan.batch)):
                     maps = plan.maps and number == 0 and bool(batch.samples[0].context)
-                    yield Job((plan.model, engine.chunk), task, batch, engine.full(), maps, among)
+                    reference = Reference(full=engine.full(), batch=batch)
+                    yield Job((plan.model, engine.chunk), task, batch, reference, maps, among)
 
 
 def lengths(plan: Plan, task: Task) -> Sequence[Wanted]:

@@ -11,7 +11,6 @@ from vqx_eval.kept import kept_map, kept_rows
 from vqx_eval.plan import Job
 from vqx_eval.samples import digest
 from vqx_eval.store import Piece, Store
-from vqx_eval.task import Reference
 
 
 def run(todo: Iterable[Job], store: Store, *, begin: Callable[[str, int], None]) -> list[Piece]:
@@ -25,7 +24,6 @@ def run(todo: Iterable[Job], store: Store, *, begin: Callable[[str, int], None])
     """
     found: list[Piece] = []
     for job in todo:
-        reference = Reference(full=job.full, batch=job.batch)
         for candidate in job.candidates:
             if isinstance(candidate, dict):
                 found.append({**_about(job), **candidate, "samples": []})
@@ -35,7 +33,7 @@ def run(todo: Iterable[Job], store: Store, *, begin: Callable[[str, int], None])
             if not _there(job, store.pieces.get(key)):
                 begin(_title(about), len(found))
                 try:
-                    store.add({"key": key, **about, **_measured(job, candidate, reference)})
+                    store.add({"key": key, **about, **_measured(job, candidate)})
                 except ValueError as error:
                     if candidate.budget is None:
                         raise
@@ -51,7 +49,7 @@ def _there(job: Job, piece: Piece | None) -> bool:
     return piece is not None and not (job.maps and "evicted" in piece and "map" not in piece)
 
 
-def _measured(job: Job, candidate: Candidate, reference: Reference) -> dict[str, Any]:
+def _measured(job: Job, candidate: Candidate) -> dict[str, Any]:
     begun: list[Any] = []
 
     def start() -> Any:
@@ -59,7 +57,7 @@ def _measured(job: Job, candidate: Candidate, reference: Reference) -> dict[str,
         return begun[-1]
 
     before = time.perf_counter()
-    figures = job.task.measure(candidate._replace(start=start), job.batch, reference)
+    figures = job.task.measure(candidate._replace(start=start), job.batch, job.reference)
     mx.clear_cache()
     return {
         "options": dict(candidate.options),
