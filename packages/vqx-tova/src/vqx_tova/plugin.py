@@ -14,5 +14,6 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             paper="arXiv 2401.06104",
             config=TovaConfig,
             build=build,
+            adapted={"heads": "each"},
         )
     ]
