@@ -25,11 +25,11 @@ class Block(NamedTuple):
     )  # [B, H, G, S, D], G query heads share one row; without keys their logits [B, H, G, S, n]
     keys: mx.array | None  # [B, H, n, D], or more heads where attention makes them from the rows held
     position: mx.array  # [B, H, n] int32
-    start: int  # position of the first query
+    start: int | mx.array  # position of the first query; [B, 1, 1] where the sequences of a batch differ
     scale: float
     mask: Any = "causal"  # "causal": a query sees positions up to its own; None: everything; or an array
     sinks: mx.array | None = None  # [H * G] learned logits that join the softmax's denominator
-    generated: int = 0  # tokens generated before the first query; 0 in a prompt
+    generated: int | tuple[int, ...] = 0  # tokens generated before the first query; 0 in a prompt
     decoded: bool = False  # the queries are of tokens generated one by one, not of a prompt
     elsewhere: bool = False  # rows at the position ELSEWHERE are another head's
     later: int = 0  # queries of the same window that come after this part of it
@@ -153,6 +153,9 @@ class Block(NamedTuple):
 
     def _temperatures(self, temperature: Temperature, first: int, last: int) -> float | mx.array:
         """One for each query of a block that was generated token by token: ``[s, 1]``."""
+        if isinstance(self.generated, tuple):  # of one query each
+            every = mx.array([temperature(generated) for generated in self.generated])
+            return every[:, None, None, None, None]
         if not self.decoded or self.length == 1:
             return temperature(self.generated)
         each = [temperature(self.generated + number) for number in range(first, last)]
@@ -164,7 +167,8 @@ class Block(NamedTuple):
         if itself and (self.mask is None or newest or isinstance(self.mask, mx.array)):
             return None
         # where a query does not see its own row, the very first one has no other
-        query = mx.arange(self.start + first, self.start + last, dtype=mx.int32)[:, None]
+        query = (self.start + mx.arange(first, last, dtype=mx.int32))[..., None]
+        query = query if query.ndim == 2 else query[:, :, None]  # [s, 1], or [B, 1, 1, s, 1]
         row = self.position[:, :, None, None]
         return row <= query if itself else row < mx.maximum(query, 1)
 

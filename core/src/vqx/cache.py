@@ -4,19 +4,22 @@ Nothing is evicted inside a forward. What is pending is settled at the start of 
 then stand before new rows, so every causal mask the host makes is right as it is.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
 
 from vqx import lanes
 from vqx.allotment import Allotment
+from vqx.batch import EvictingBatch, unfit
 from vqx.layer import Layer, Plan, admit, admit_bare, caught_up, placed, stand_ins, wait, watch
 from vqx.options import Options
 from vqx.positions import Rotary
 from vqx.rows import filled
 from vqx.saved import Recipe, Saved, layer_of, parts, written
 from vqx.scorers import Method
+from vqx.shown import check, unusable
 
 
 class EvictingCache:
@@ -163,32 +166,22 @@ class EvictingCache:
             if before is None or before.sinks is sinks:
                 self._layer, self.unseen = wait(self.plan, layer, queries, scale, sinks), ""
                 return
-        held, method = layer.rows.keys, self.plan.method
-        numbers = isinstance(mask, mx.array) and mask.dtype != mx.bool_
-        logits = numbers or (keys.shape[1], keys.shape[3]) != (held.shape[1], held.shape[3])
-        if logits and held.shape[1] == 1 and method.merge is not None:
+        why, logits = unusable(self.plan, layer, keys, mask)
+        if logits and layer.rows.keys.shape[1] == 1 and self.plan.method.merge is not None:
             raise ValueError(
                 f"layer {self.number}: attention makes keys and values from the rows held, so rows cannot be"
                 " merged; use a method that drops them"
             )
         if not self.unseen:  # they are not wanted, or another layer's, which shares this cache
             return
-        if held.shape[1] not in (1, keys.shape[1]):
-            self.unseen = f"reads keys of {keys.shape[1]} heads that it makes from the {held.shape[1]} held"
-        elif logits and method.scorer.note is not None:
-            self.unseen = "attends as the rows held alone cannot repeat, which this method needs"
-        elif method.floor is not None and (logits or isinstance(mask, mx.array)):
-            self.unseen = "masks its rows by itself, which heads that share a budget need to"
-        elif logits and self.plan.options.cadence == "token":
-            self.unseen = "attends as the rows held alone cannot repeat, which cadence='token' needs"
-        else:
+        self.unseen = why
+        if not why:
             batch, _, length, width = queries.shape
-            grouped = queries.reshape(batch, held.shape[1] * layer.heads, -1, length, width)
+            grouped = queries.reshape(batch, layer.rows.keys.shape[1] * layer.heads, -1, length, width)
             layer = caught_up(self.plan, layer)
             self.layer = watch(
                 self.plan, layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits
             )
-            self.unseen = ""
 
     def masks(self, mask: Any, query_heads: int, length: int) -> list[tuple[int, int, Any]]:
         """For tiles of the forward's queries, first to last + 1, the mask that attention has to use.
@@ -315,6 +308,35 @@ class EvictingCache:
         self._held()
         return cast(Layer, self.layer).rows.position
 
+    @property
+    def merge(self) -> Callable[[Sequence["EvictingCache"]], EvictingBatch]:
+        """Caches of one layer, a sequence each -> the cache of a batch (mlx-lm asks for it by this name).
+
+        Raises:
+            AttributeError: what the method does cannot be done in one batch; mlx-lm's server then reads one
+                sequence at a time.
+        """
+        if why := unfit(self.plan, self.allotment):
+            raise AttributeError(f"layer {self.number}: no batches, since {why}")
+        return EvictingBatch
+
+    def another(self, layer: Layer | None, nan: mx.array | None = None) -> "EvictingCache":
+        """A cache made as this one, that holds ``layer``."""
+        other = copy.copy(self)
+        other.layer, other.unseen, other._nan = layer, "", nan
+        return other
+
+    def check_pending(self) -> None:
+        """Raise what the last forward left to be said."""
+        check(self.number, self.unseen, self._nan, 0 if self._layer is None else self._layer.last)
+        self._nan = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "EvictingCache":
+        # a layer is a value, which no one changes; what layers decide together is copied with all of them
+        other = copy.copy(self)
+        other.allotment = copy.deepcopy(self.allotment, memo)
+        return other
+
     def _decide(self) -> None:
         """Take the method that the layers decide on together, once the least budget may be cut to."""
         shared, share = self.allotment, self.plan.method.share
@@ -353,17 +375,7 @@ class EvictingCache:
         return batch * heads * self._layer.heads * (width + values.shape[3]) * keys.dtype.size
 
     def _check(self, keys: mx.array, values: mx.array) -> None:
-        if self.unseen:
-            raise ValueError(
-                f"layer {self.number}: the model's queries were not seen, since it {self.unseen};"
-                " build the cache with queries='centred-keys'"
-            )
-        if self._nan is not None and self._nan.item():
-            raise ValueError(
-                f"layer {self.number}: keys of the last {self._held().last} tokens hold NaN;"
-                " the model's output is not usable: check its weights and dtype"
-            )
-        self._nan = None
+        self.check_pending()
         if self._layer is None:
             return
         rows = self._layer.rows

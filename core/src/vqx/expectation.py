@@ -25,7 +25,13 @@ def expected(*, n_sink: int = 4, future: int = 512, value_norm: bool = True, eps
         epsilon: added to the weights before that.
     """
 
-    def note(notes: Mapping[str, Any], queries: Any, start: int) -> Mapping[str, Any]:
+    def note(notes: Mapping[str, Any], queries: Any, start: Any) -> Mapping[str, Any]:
+        if isinstance(start, mx.array):  # a token of each of several sequences, some perhaps among the sinks
+            before = mx.maximum(start - n_sink, 0)[..., None]
+            found = gathered(notes, queries, before)
+            return {
+                name: mx.where(_like(start >= n_sink, new), new, notes[name]) for name, new in found.items()
+            }
         skipped = max(n_sink - start, 0)
         if skipped >= queries.shape[3]:
             return notes
@@ -33,8 +39,9 @@ def expected(*, n_sink: int = 4, future: int = 512, value_norm: bool = True, eps
 
     def score(held: Held) -> Any:
         turn = held.rotary.averaged(held.place, future)
-        mean = held.notes["mean"] @ turn
-        covariance = turn.T @ held.notes["covariance"] @ turn
+        mean = held.notes["mean"] @ (turn[:, None] if turn.ndim > 2 else turn)
+        turn = turn[:, None, None] if turn.ndim > 2 else turn
+        covariance = turn.swapaxes(-1, -2) @ held.notes["covariance"] @ turn
         logits = expected_logits(held.keys, mean, covariance)
         sink = (held.position < n_sink)[:, :, None]
         weights = mx.mean(mx.softmax(mx.where(sink, -mx.inf, logits), axis=-1), axis=2)
@@ -45,8 +52,10 @@ def expected(*, n_sink: int = 4, future: int = 512, value_norm: bool = True, eps
     return Scorer(score=score, note=note, rotary=True)
 
 
-def gathered(notes: Mapping[str, Any], queries: mx.array, before: int) -> Mapping[str, Any]:
+def gathered(notes: Mapping[str, Any], queries: mx.array, before: Any) -> Mapping[str, Any]:
     """The mean ``[B, H, G, D]`` and covariance ``[B, H, G, D, D]`` of ``before`` queries and S new ones.
+
+    ``before`` is a number, or one for each sequence ``[B, 1, 1, 1]``.
 
     New queries are taken about their own mean and then merged (Chan, Golub and LeVeque, 1979), so that no
     two large sums are subtracted.
@@ -56,10 +65,11 @@ def gathered(notes: Mapping[str, Any], queries: mx.array, before: int) -> Mappin
     mean = mx.mean(queries, axis=3)
     apart = queries - mean[..., None, :]
     covariance = apart.swapaxes(-1, -2) @ apart / count
-    if before:
+    if isinstance(before, mx.array) or before:
         step = mean - notes["mean"]
         between = step[..., :, None] * step[..., None, :]
         mean = notes["mean"] + share * step
+        share = share[..., None] if isinstance(share, mx.array) else share
         covariance = (1 - share) * notes["covariance"] + share * covariance + share * (1 - share) * between
     return {**notes, "mean": mean, "covariance": covariance}
 
@@ -75,3 +85,8 @@ def expected_logits(keys: mx.array, mean: mx.array, covariance: mx.array) -> mx.
         spread = mx.sum((some @ covariance) * some, axis=-1)
         parts.append((some @ mean[..., None])[..., 0] + spread / 2)
     return mx.concatenate(parts, axis=-1)
+
+
+def _like(mask: mx.array, array: mx.array) -> mx.array:
+    """``[B, 1, 1]`` as it broadcasts against ``[B, H, G, ...]``."""
+    return mask.reshape(-1, *[1] * (array.ndim - 1))

@@ -51,6 +51,15 @@ class Seen(NamedTuple):
         return self._replace(queries=mx.put_along_axis(self.queries, slot[:, :, None, None], hidden, axis=4))
 
 
+class Each(NamedTuple):
+    """What differs among the sequences of a joined layer (``vqx.joined``), a number for each."""
+
+    rows: tuple[int, ...]
+    """Rows that it fills, the first ones; what is behind them is padding, and read by nobody."""
+    tokens_seen: tuple[int, ...]
+    generated: tuple[int, ...]
+
+
 class Waiting(NamedTuple):
     """Queries of the latest tokens, each generated alone, that the scorer has not seen."""
 
@@ -73,6 +82,12 @@ class Layer(NamedTuple):
     notes: Mapping[str, mx.array] = {}  # what the scorer knows of all queries so far
     heads: int = 1  # heads whose rows stand in one lane (vqx.lanes)
     waiting: Waiting | None = None
+    each: Each | None = None  # the sequences of a batch, where they differ; the counts above are the greatest
+
+    @property
+    def end(self) -> Any:
+        """The position of the next token; ``[B, 1, 1]`` where the sequences of a batch differ."""
+        return self.tokens_seen if self.each is None else mx.array(self.each.tokens_seen)[:, None, None]
 
     @property
     def size(self) -> int:
@@ -288,12 +303,12 @@ def _held(plan: Plan, layer: Layer) -> Held:
     return Held(
         stats=_stats(layer),
         position=_position(layer),
-        newest=layer.tokens_seen - 1,
+        newest=layer.end - 1,
         read=read,
         last=_latest(plan, layer),
         notes=layer.notes,
         rotary=plan.rotary,
-        place=layer.size if plan.compact else layer.tokens_seen,
+        place=layer.size if plan.compact else layer.end,
     )
 
 
@@ -338,11 +353,11 @@ def watch(
         queries=queries,
         keys=placed(plan, layer) if keys is None else keys,
         position=_position(layer),
-        start=layer.tokens_seen - later - queries.shape[3],
+        start=layer.end - later - queries.shape[3],
         scale=scale,
         mask=mask,
         sinks=sinks,
-        generated=max(layer.generated - later - queries.shape[3], 0),
+        generated=_generated_before(layer, later + queries.shape[3]),
         decoded=layer.last == 1,
         later=later,
         elsewhere=layer.heads > 1,
@@ -368,8 +383,8 @@ def stand_ins(plan: Plan, layer: Layer, keys: mx.array) -> tuple[Layer, mx.array
     if layer.key_sum is not None:
         total = total + layer.key_sum
     length = keys.shape[2]
-    count = mx.arange(layer.tokens_seen - length + 1, layer.tokens_seen + 1)[:, None]
-    return layer._replace(key_sum=total[..., -1:, :]), wide - total / count
+    count = (layer.end - length) + mx.arange(1, length + 1)  # [S], or [B, 1, S]
+    return layer._replace(key_sum=total[..., -1:, :]), wide - total / count[..., None]
 
 
 def placed(plan: Plan, layer: Layer) -> mx.array:
@@ -388,6 +403,13 @@ def _count(keys: mx.array, start: int) -> mx.array:
     return mx.broadcast_to(positions, (batch, heads, length))
 
 
+def _generated_before(layer: Layer, count: int) -> int | tuple[int, ...]:
+    """Tokens generated before the last ``count``."""
+    if layer.each is None:
+        return max(layer.generated - count, 0)
+    return tuple(max(generated - count, 0) for generated in layer.each.generated)
+
+
 def _remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
     """Hold the last ``window`` queries, or for a replay also those of the whole block."""
     window, length = plan.method.scorer.window, block.length
@@ -397,7 +419,7 @@ def _remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
     if not wanted:
         return layer
     start = layer.size - length if plan.compact else block.start
-    origin = tuple(range(start, start + length))
+    origin = () if layer.each is not None else tuple(range(start, start + length))
     queries = block.shown(wanted) if logits else block.queries
     if layer.seen is not None and wanted > length:
         if logits and not layer.seen.logits:
@@ -428,7 +450,7 @@ def _latest(plan: Plan, layer: Layer) -> Block | None:
         queries=queries,
         keys=None if seen.logits else placed(plan, layer),
         position=_position(layer),
-        start=layer.tokens_seen - count,
+        start=layer.end - count,
         scale=seen.scale,
         mask=None if seen.logits else "causal",  # what a query did not see is hidden in its logits
         sinks=seen.sinks,
@@ -436,16 +458,16 @@ def _latest(plan: Plan, layer: Layer) -> Block | None:
     )
 
 
-def _unturned(plan: Plan, layer: Layer, queries: mx.array, scale: float, later: int) -> tuple[mx.array, int]:
+def _unturned(plan: Plan, layer: Layer, queries: mx.array, scale: float, later: int) -> tuple[mx.array, Any]:
     """The queries of the forward under way before their rotation, scaled, and the position of the first."""
     length, rotary = queries.shape[3], plan.rotary
     if rotary is None:
         raise ValueError("a scorer that takes notes of queries needs the layer's rotary embedding")
-    start = (layer.size if plan.compact else layer.tokens_seen) - later - length
+    start = (layer.size if plan.compact else layer.end) - later - length
     batch, heads, group, _, width = queries.shape
     flat = (queries.astype(mx.float32) * scale).reshape(batch, heads * group, length, width)
-    back = mx.broadcast_to(-mx.arange(start, start + length, dtype=mx.int32), flat.shape[:3])
-    return rotary.turn(flat, back).reshape(queries.shape), layer.tokens_seen - later - length
+    back = mx.broadcast_to(-(start + mx.arange(length, dtype=mx.int32)), flat.shape[:3])
+    return rotary.turn(flat, back).reshape(queries.shape), layer.end - later - length
 
 
 def _replayed(plan: Plan, layer: Layer) -> tuple[mx.array, Mapping[str, mx.array]]:

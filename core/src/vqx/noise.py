@@ -29,7 +29,7 @@ def frozen(
     seed: int,
     layer: int,
     heads: int,
-    start: int,
+    start: int | npt.NDArray[np.int64],
     length: int,
     *,
     law: Law = below_one,
@@ -37,8 +37,14 @@ def frozen(
 ) -> Floats:
     """One draw for each head and each position from ``start`` on: ``[H, length]`` float32.
 
-    Draws of another ``key`` are independent: two methods that compose by name share a seed.
+    Draws of another ``key`` are independent: two methods that compose by name share a seed. ``start`` may be
+    one for each sequence of a batch, ``[B]``: then ``[B, H, length]``.
     """
+    if not isinstance(start, int):
+        position = start[:, None] + np.arange(length)
+        numbers, of = np.unique(position // BLOCK, return_inverse=True)
+        drawn = np.stack([_block(law, seed, layer, heads, int(number), key) for number in numbers])
+        return drawn[of.reshape(position.shape), :, position % BLOCK].swapaxes(1, 2)
     first, last = start // BLOCK, (start + length - 1) // BLOCK
     blocks = [_block(law, seed, layer, heads, number, key) for number in range(first, last + 1)]
     offset = start - first * BLOCK

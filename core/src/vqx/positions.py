@@ -4,7 +4,7 @@ Turning again and again drifts: in bfloat16 by 79 % after 2,048 single steps, ag
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -32,8 +32,10 @@ class Rotary(NamedTuple):
         turned = self.rope(each, offset=mx.abs(delta).reshape(-1).astype(mx.int32))
         return (turned.reshape(keys.shape) * mirror).astype(keys.dtype)
 
-    def averaged(self, start: int, count: int) -> mx.array:
+    def averaged(self, start: Any, count: int) -> mx.array:
         """The mean of the turns by ``start`` to ``start + count - 1``, ``[D, D]``: x times this is x turned.
+
+        ``start`` is a number, or one for each sequence ``[B, 1, 1]``: then ``[B, D, D]``.
 
         A turn mixes the two channels of a pair alone, so the images of two vectors, all first channels and
         all second ones, hold every number of the matrix.
@@ -41,12 +43,14 @@ class Rotary(NamedTuple):
         width = self.mirror.shape[0]
         mixed = self.turn(mx.eye(width)[None, None], mx.ones((1, 1, width), mx.int32))[0, 0] != 0
         halves = mx.stack([self.mirror > 0, self.mirror < 0]).astype(mx.float32)[None, :, None]
-        places = mx.arange(start, start + count, dtype=mx.int32)
+        places = start + mx.arange(count, dtype=mx.int32)
+        batch = places.shape[0] if places.ndim > 1 else 1
         turned = self.turn(
-            mx.broadcast_to(halves, (1, 2, count, width)), mx.broadcast_to(places, (1, 2, count))
+            mx.broadcast_to(halves, (batch, 2, count, width)), mx.broadcast_to(places, (batch, 2, count))
         )
-        first, second = mx.mean(turned, axis=2)[0]
-        return mx.where(mixed, mx.where(self.mirror[:, None] > 0, first, second), 0.0)
+        halfway = mx.mean(turned, axis=2)[:, :, None]
+        found = mx.where(mixed, mx.where(self.mirror[:, None] > 0, halfway[:, 0], halfway[:, 1]), 0.0)
+        return found if places.ndim > 1 else found[0]
 
 
 def rotary_of(rope: Rope, width: int) -> Rotary:

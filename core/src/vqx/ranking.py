@@ -11,19 +11,24 @@ def library(array: Any) -> Any:
     return mx if isinstance(array, mx.array) else np
 
 
-def top(score: Any, position: Any, keep: int) -> Any:
+def top(score: Any, position: Any, keep: Any) -> Any:
     """The ``keep`` highest scores, as booleans ``[..., n]``; of equal ones the newest.
 
     Args:
         score: ``[..., n]``, without NaN.
         position: ``[..., n]`` from 0 on, distinct along n. No sort's stability is relied on.
+        keep: one number, or an array ``[..., 1]`` of them.
     """
     n = position.shape[-1]
-    if not 0 < keep < n:
+    if isinstance(keep, int) and not 0 < keep < n:
         return (position < 0) if keep <= 0 else (position >= 0)
     of = library(score)
     rank = ranks(score, position)
-    return rank >= of.sort(rank, axis=-1)[..., n - keep : n - keep + 1]
+    ordered = of.sort(rank, axis=-1)
+    if isinstance(keep, int):
+        return rank >= ordered[..., n - keep : n - keep + 1]
+    least = of.broadcast_to(of.clip(n - keep, 0, n - 1), (*rank.shape[:-1], 1))
+    return (keep > 0) & (rank >= of.take_along_axis(ordered, least, axis=-1))
 
 
 def ranks(score: Any, position: Any) -> Any:

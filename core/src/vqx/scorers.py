@@ -31,8 +31,8 @@ class Attention(Protocol):
         """The rows' positions, ``[B, H, n]``."""
 
     @property
-    def start(self) -> int:
-        """The position of the block's first query."""
+    def start(self) -> Any:
+        """The position of the block's first query; ``[B, 1, 1]`` where the sequences of a batch differ."""
 
     @property
     def length(self) -> int:
@@ -84,7 +84,7 @@ class Arrivals(NamedTuple):
 
     keys: Any  # [B, H, S, D]
     values: Any  # [B, H, S, Dv]
-    start: int  # position of the first new row
+    start: Any  # position of the first new row; where the sequences of a batch differ, one for each (NumPy)
 
     @property
     def batch(self) -> int:
@@ -108,12 +108,12 @@ class Held(NamedTuple):
 
     stats: Mapping[str, Any]  # each [B, H, n]
     position: Any  # [B, H, n] the tokens' places, in no order
-    newest: int  # the greatest position
+    newest: Any  # the greatest position; [B, 1, 1] where the sequences of a batch differ
     read: Callable[[], tuple[Any, Any]]  # keys and values, for those scores that read rows
     last: Any = None  # the Attention of the latest `window` queries; None where window is 0
     notes: Mapping[str, Any] = {}  # what `note` gathered
     rotary: Any = None  # the layer's vqx.positions.Rotary, where the scorer asks for it
-    place: int = 0  # the next query's, as the keys are turned; `newest` + 1 at absolute positions
+    place: Any = 0  # the next query's, as the keys are turned; `newest` + 1 at absolute positions
 
     @property
     def keys(self) -> Any:
@@ -146,10 +146,11 @@ class Scorer(NamedTuple):
     window: int = 0
     """How many of the latest queries ``score`` wants to see."""
 
-    note: Callable[[Mapping[str, Any], Any, int], Mapping[str, Any]] | None = None
+    note: Callable[[Mapping[str, Any], Any, Any], Mapping[str, Any]] | None = None
     """(notes, queries ``[B, H, G, S, D]`` float32, position of the first) -> notes: what is known of all
-    queries so far and belongs to no row. The queries come less their rotation and times the model's scale.
-    Needs ``rotary`` and block cadence."""
+    queries so far and belongs to no row, each ``[B, ...]``. The queries come less their rotation and times
+    the model's scale. Where the sequences of a batch differ, positions are ``[B, 1, 1]``, S is 1, and notes
+    that a sequence has none of are 0. Needs ``rotary`` and block cadence."""
 
     anew: bool = False
     """Whether ``observe`` looks at each block in another way (draws noise for it): generated tokens are then

@@ -18,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
 
+from vqx.batch import EvictingBatch
 from vqx.cache import EvictingCache
 from vqx.reversible import ReversibleCache
 
@@ -49,12 +50,12 @@ def modules_of(model: nn.Module) -> list[ModuleType]:
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]
 
 
-def expect(cache: EvictingCache) -> None:
+def expect(cache: EvictingCache | EvictingBatch) -> None:
     """From its update on, the attention that a model writes out is this cache's."""
     _last.cache = weakref.ref(cache)
 
 
-def expected(length: int, rows: int) -> EvictingCache | None:
+def expected(length: int, rows: int) -> EvictingCache | EvictingBatch | None:
     """The cache updated last in this thread, if it waits for ``length`` queries over so many rows."""
     found = _last.cache() if hasattr(_last, "cache") else None
     return found if found is not None and found.awaits(length, rows) else None
@@ -85,7 +86,7 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def masked(queries: mx.array, mask: Any) -> mx.array:
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
-        if not isinstance(cache, (EvictingCache, ReversibleCache)):
+        if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
             return masked(queries, mask)
         cache.observe(queries, keys, scale, mask, sinks)
         return _in_tiles(cache, masked, queries, mask)
@@ -108,7 +109,7 @@ def _attention(
 
 
 def _in_tiles(
-    cache: EvictingCache | ReversibleCache,
+    cache: EvictingCache | EvictingBatch | ReversibleCache,
     attend: Callable[[mx.array, Any], mx.array],
     queries: mx.array,
     mask: Any,

@@ -19,6 +19,7 @@ import vqx
 from vqx.build import split_options
 from vqx.cache import EvictingCache
 from vqx.options import Options, Queries
+from vqx.testing.batching import Batched
 from vqx.testing.driving import (
     PROMPT,
     Kept,
@@ -31,7 +32,7 @@ from vqx.testing.driving import (
     same_bits,
     walk,
 )
-from vqx.testing.streams import Stream, stream
+from vqx.testing.streams import Shape, Stream, stream
 
 QUERIES: tuple[Queries, ...] = ("keys", "centred-keys", "model")
 
@@ -221,6 +222,17 @@ class MethodLaws:
         straight = remaining(self._fed(setting, engine, tokens))
         assert np.array_equal(remaining(twin).position, straight.position)
         assert not same_bits(remaining(cache).keys, straight.keys)
+
+    def test_sequences_join_and_leave_a_batch_and_keep_what_they_keep_alone(self, setting: Setting) -> None:
+        tokens = stream("gaussian", shape=Shape(length=80, batch=6))
+        first = [*self.settings, *self.pooled_settings][0]
+        for interval in (1, 4) if setting == first else (1,):
+            engine = Options(queries="model", interval=interval)
+            followed = Batched(self._cache(setting, engine), tokens)
+            for number, (together, alone) in enumerate(followed.run()):
+                assert together.tokens_seen == alone.tokens_seen
+                _alike(remaining(together), remaining(alone), f"interval {interval}, look {number}")
+            assert any(cache.tokens_kept < cache.tokens_seen for cache in followed.alone)
 
     # what it refuses
 

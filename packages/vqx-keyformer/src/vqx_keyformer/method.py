@@ -60,13 +60,17 @@ class KeyformerConfig:
         if self.redraw and self.noise != "logit":
             raise ValueError("redraw=True needs noise='logit': noise that joins the ranking is frozen")
 
-    def temperature(self, step: int) -> float:
-        """tau at a step: a token's position with ``rank``, tokens generated so far with ``logit``."""
+    def temperature(self, step: Any) -> Any:
+        """tau at a step: a token's position with ``rank``, tokens generated so far with ``logit``.
+
+        One step, or an array of them, one for each sequence of a batch.
+        """
         if self.tau is not None:
             return self.tau
         if not self.anneal_steps:
             return self.tau_init
-        share = min(step, self.anneal_steps) / self.anneal_steps
+        least = mx.minimum if isinstance(step, mx.array) else min
+        share = least(step, self.anneal_steps) / self.anneal_steps
         return self.tau_init + share * (self.tau_end - self.tau_init)
 
 
@@ -96,6 +100,11 @@ def _anew(config: KeyformerConfig, layer: LayerInfo, attention: Any) -> Any:
     """This block's own draw for the rows that it sees, ``[B, H, n]``."""
     position = attention.position
     heads, seen = position.shape[1], attention.start + attention.length
+    if isinstance(attention.start, mx.array):  # sequences at places of their own
+        starts = [int(start) for start in np.array(attention.start).reshape(-1)]
+        length = max(starts) + attention.length
+        every = [redrawn(config.seed, layer.number, heads, start, length) for start in starts]
+        return mx.take_along_axis(mx.array(np.stack(every)), position, axis=-1)
     drawn = redrawn(config.seed, layer.number, heads, attention.start, seen)
     each_head = np.arange(heads)[:, None]
     if isinstance(position, mx.array):

@@ -144,7 +144,9 @@ def _greatest(start: int, end: int, n_sink: int) -> Callable[[Mapping[str, Any],
 def _cut(cache: EvictingCache) -> Layer:
     """The layer at its budget, its rows known to be scored."""
     plan, layer = cache.plan, _held(cache)
-    layer = layer._replace(notes={**layer.notes, REPEATED: mx.array(True)}, last=2)
+    layer = layer._replace(
+        notes={**layer.notes, REPEATED: mx.ones(layer.rows.keys.shape[0], mx.bool_)}, last=2
+    )
     # cut now, also where a prompt is otherwise cut at its end: it has ended
     plan = plan._replace(options=replace(plan.options, prompt="chunks"))
     return settle(plan, layer, room=2)[0]

@@ -66,7 +66,12 @@ def fair(method: Method, spans: Spans) -> Scorer:
         of, seen = library(position), held.newest + 1
         for first, end in spans:
             inside = (position >= first) & (position < end)
-            share = free * max(min(end, seen) - first, 0) // seen
+            read = (
+                max(min(end, seen) - first, 0)
+                if isinstance(seen, int)
+                else of.clip(seen - first, 0, end - first)
+            )
+            share = free * read // seen
             ranked = of.where(inside & (score == score), score, -of.inf)
             score = of.where(inside & top(ranked, position, share), LARGEST, score)
         return score
