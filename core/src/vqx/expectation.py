@@ -28,6 +28,10 @@ def expected(*, n_sink: int = 4, future: int = 512, value_norm: bool = True, eps
     def note(notes: Mapping[str, Any], queries: Any, start: Any) -> Mapping[str, Any]:
         if isinstance(start, mx.array):  # a token of each of several sequences, some perhaps among the sinks
             before = mx.maximum(start - n_sink, 0)[..., None]
+            if not notes:
+                batch, heads, group, _, width = queries.shape
+                mean = mx.zeros((batch, heads, group, width))
+                notes = {"mean": mean, "covariance": mx.zeros((*mean.shape, width))}
             found = gathered(notes, queries, before)
             return {
                 name: mx.where(_like(start >= n_sink, new), new, notes[name]) for name, new in found.items()
