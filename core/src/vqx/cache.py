@@ -136,7 +136,7 @@ class EvictingCache:
             self.updated(self)
         keys, values = self.keys_and_values()
         # let go once the queries were shown: a view would keep the buffer from being written in place
-        self._read = keys if self.unseen else None
+        self._read = keys if self._unshown else None
         return keys, values
 
     def awaits(self, length: int, rows: int) -> bool:
@@ -196,7 +196,8 @@ class EvictingCache:
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The rows held, as attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
         layer = self._held()
-        return placed(self.plan, layer), filled(layer.rows)[1]
+        keys, values = filled(layer.rows)
+        return (placed(self.plan, layer) if self.plan.compact else keys), values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of N new tokens: None, ``"causal"``, or booleans ``[N, rows + N]``."""

@@ -1,10 +1,13 @@
 """Models by name, and mlx-lm's own bounded cache: for commands that compare and may not know mlx-lm."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
+from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from vqx.host.embedded import load_embedded
@@ -33,3 +36,13 @@ def rotating_caches(model: nn.Module, budget: int, keep: int = 4) -> list[Any]:
         RotatingKVCache(max_size=budget, keep=keep) if type(cache) is KVCache else cache
         for cache in own_caches(model)
     ]
+
+
+def random_llama(sizes: Mapping[str, Any], dtype: mx.Dtype) -> nn.Module:
+    """A llama of these sizes with random weights, for timing: no file is needed."""
+    mx.random.seed(0)
+    args = {"model_type": "llama", "rms_norm_eps": 1e-5, **sizes}
+    model = llama.Model(llama.ModelArgs.from_dict(args))
+    model.set_dtype(dtype)
+    mx.eval(model.parameters())
+    return model

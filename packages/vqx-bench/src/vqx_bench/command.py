@@ -1,0 +1,162 @@
+"""``vqx bench``: its options, its progress, and what it leaves behind."""
+
+import json
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import vqx
+from rich.console import Console
+from rich.markdown import Markdown
+from vqx.host.models import EMBEDDED
+from vqx.settings import check, settings
+
+from vqx_bench.circumstances import circumstances
+from vqx_bench.contenders import Contender, evicting, peers, plain, rotating
+from vqx_bench.filling import sizes_of
+from vqx_bench.report import report
+from vqx_bench.runs import Row, Setting, context, decode, prompt, update_alone
+from vqx_bench.shapes import SHAPES, Subject, subject
+
+WIDTH = 140
+WHAT = ("decode", "update", "prompt", "context")
+HELP = {
+    "model": f"'embedded', what mlx_lm.load takes, or random weights of a shape: {', '.join(SHAPES)}.",
+    "part": "Of the model: the whole, or the attention of its layers alone.",
+    "what": f"What to time: {','.join(WHAT)}.",
+    "methods": "Methods with their options: 'h2o tova:heads=each'. Default: all installed.",
+    "cadences": "Tokens between two cuts, 1 (one in, one out) and more: 1,32.",
+    "rows": "Rows kept per layer: 512,2048,8192.",
+    "sequences": "Sequences decoded together: 1,8,16.",
+    "tokens": "Tokens of a prompt (prompt), or of the text before a decode step (context).",
+    "steps": "Decode steps of a round: a multiple of the cadences.",
+    "rounds": "Rounds that count, after one that warms up.",
+    "compact": "Time every method with compact positions too.",
+    "peers": "Beside them VeloxQuant-MLX's own caches, where it is installed.",
+    "out": "Folder for bench.json, bench.md and pictures.",
+    "plugin": "Import this module's methods without its being installed (for a checkout).",
+}
+
+
+def _option(name: str, **rest: Any) -> Callable[[Any], Any]:
+    return click.option(f"--{name}", show_default=True, help=HELP[name], **rest)
+
+
+@click.command("bench")
+@_option("model", default=EMBEDDED)
+@_option("part", default="model", type=click.Choice(["model", "attention"]))
+@_option("what", default="decode")
+@_option("methods", multiple=True)
+@_option("cadences", default="1,32")
+@_option("rows", default="512")
+@_option("sequences", default="1")
+@_option("tokens", default="2048")
+@_option("steps", default=64)
+@_option("rounds", default=5)
+@_option("compact", is_flag=True)
+@_option("peers", is_flag=True)
+@_option("out", type=click.Path(file_okay=False, path_type=Path))
+@_option("plugin", multiple=True)
+@click.option("--plots", is_flag=True, help="Draw pictures into --out (needs vqx-bench[plots]).")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def command(**given: Any) -> None:
+    """Time evicting caches against mlx-lm's own, in turns, in one run; medians with their extremes.
+
+    A bounded cache that evicted nothing is an error: what is timed did happen.
+    """
+    try:
+        _command(**given)
+    except (ValueError, ModuleNotFoundError, vqx.PluginError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> None:
+    for module in given["plugin"]:
+        vqx.register(import_module(module))
+    if plots and out is None:
+        raise ValueError("--plots draws into a folder: say which with --out")
+    asked = given["what"].split(",")
+    if unknown := [one for one in asked if one not in WHAT]:
+        raise ValueError(f"--what {unknown[0]!r} is not known; choose of {', '.join(WHAT)}")
+    draw = _drawing() if plots else None
+    chosen = subject(given["model"], given["part"])
+    found: list[Row] = []
+    console = Console(stderr=True)
+    for row in _rows(asked, chosen, given):
+        found.append(row)
+        console.print(
+            f"{row.what} {row.sequences} x {row.rows:,} {row.contender}: {row.measured.median:.2f} ms,"
+            f" {row.measured.ratio:.2f}x",
+            highlight=False,
+        )
+    part = {"model": chosen.name, "rounds": f"{given['rounds']} of {given['steps']} steps"}
+    facts = {**part, **circumstances()}
+    text = report(found, facts)
+    told = json.dumps({**facts, "rows": [row.told() for row in found]}, indent=1)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "bench.json").write_text(told + "\n", encoding="utf-8")
+        if draw is not None:
+            text += "\n".join(f"![{file.stem}]({file.name})\n" for file in draw(found, out))
+        (out / "bench.md").write_text(text, encoding="utf-8")
+    if as_json:
+        click.echo(told)
+    else:
+        console = Console()
+        console.width = max(console.width, WIDTH)
+        console.print(Markdown(text))
+
+
+def _rows(asked: list[str], chosen: Subject, given: dict[str, Any]) -> Iterator[Row]:
+    cadences, lengths = _numbers("cadences", given["cadences"]), _numbers("tokens", given["tokens"])
+    if wrong := [number for number in cadences if given["steps"] % number]:
+        raise ValueError(f"--steps {given['steps']} is no multiple of the cadence {wrong[0]}")
+    methods = settings(given["methods"]) if given["methods"] else settings(vqx.names())
+    for setting in methods:
+        check(setting)
+    model, sizes = chosen.model, sizes_of(chosen.model)
+    positions = ["absolute", "compact"] if given["compact"] else ["absolute"]
+    others = [setting.method for setting in methods] if given["peers"] else []
+
+    def ours(rows: int) -> Iterator[Contender]:
+        for setting in methods:
+            for where in positions:
+                for interval in cadences:
+                    compact = {} if where == "absolute" else {"positions": where}
+                    yield evicting(model, setting, rows, {"interval": interval, **compact})
+
+    for batch in _numbers("sequences", given["sequences"]):
+        how = Setting(given["steps"], given["rounds"], batch)
+        for rows in _numbers("rows", given["rows"]):
+            bounded = [*ours(rows), *peers(model, others, rows)]
+            every = [plain(model), rotating(model, rows), *bounded]
+            if "decode" in asked:
+                yield from decode(chosen, sizes, every, rows, how)
+            if "update" in asked:
+                yield from update_alone(sizes, every, rows, how)
+            for tokens in lengths:
+                if "prompt" in asked:
+                    yield from prompt(chosen, [plain(model), *bounded], rows, tokens, how)
+                if "context" in asked:
+                    yield from context(chosen, sizes, [plain(model), *bounded], rows, tokens, how)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        found = [int(number) for number in text.replace(",", " ").split()]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ValueError(f"--{name} {text!r}: give whole numbers from 1 on, as in 512,2048")
+    return found
+
+
+def _drawing() -> Callable[..., list[Path]]:
+    try:
+        return import_module("vqx_bench.plots").draw  # type: ignore[no-any-return]
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise ValueError("--plots needs matplotlib: pip install 'vqx-bench[plots]'") from error

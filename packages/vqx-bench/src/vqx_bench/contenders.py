@@ -1,0 +1,71 @@
+"""Who runs: mlx-lm's plain and rotating caches, vqx's methods, and VeloxQuant-MLX's where it is installed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import mlx.nn as nn
+from vqx import Setting
+from vqx.host.caches import cache_factory, own_caches
+from vqx.host.models import rotating_caches
+from vqx.settings import label
+
+PLAIN = "KVCache"
+ROTATING = "RotatingKVCache"
+PEER = "VeloxQuant-MLX"
+PEERS = {
+    "h2o": "H2OOptions",
+    "tova": "TOVAOptions",
+    "keyformer": "KeyformerOptions",
+    "morphkv": "MorphKVOptions",
+}
+
+
+class Contender(NamedTuple):
+    """A name, and fresh caches for a model, one for each of its layers."""
+
+    label: str
+    make: Callable[[], list[Any]]
+    bounded: bool = True
+
+
+def plain(model: nn.Module) -> Contender:
+    return Contender(PLAIN, partial(own_caches, model), bounded=False)
+
+
+def rotating(model: nn.Module, rows: int) -> Contender:
+    return Contender(ROTATING, partial(rotating_caches, model, rows, 0))
+
+
+def evicting(model: nn.Module, setting: Setting, rows: int, engine: Mapping[str, Any]) -> Contender:
+    """A method at ``rows`` rows; ``engine`` are options that the setting may override.
+
+    Raises:
+        ValueError: what the method or the model refuses.
+    """
+    options = {**engine, **setting.options}
+    make = cache_factory(model, setting.method, budget=rows, **options)
+    return Contender(label(Setting(setting.method, options)), make)
+
+
+def peers(model: nn.Module, methods: Sequence[str], rows: int) -> list[Contender]:
+    """VeloxQuant-MLX's own caches of the same methods, with its own defaults; none where it is not there."""
+    try:
+        found = f"{PEER} {version('veloxquant-mlx')}"
+    except PackageNotFoundError:
+        return []
+    theirs = [name for name in methods if name in PEERS]
+    return [Contender(f"{found} {name}", partial(_peer, model, name, rows)) for name in theirs]
+
+
+def _peer(model: nn.Module, method: str, rows: int) -> list[Any]:
+    from veloxquant_mlx import KVCacheBuilder  # type: ignore[import-not-found]
+    from veloxquant_mlx.cache import options  # type: ignore[import-not-found]
+    from veloxquant_mlx.cache.base import KVCacheConfig  # type: ignore[import-not-found]
+
+    kind = getattr(options, PEERS[method])
+    own = {f"{method}_budget": rows}
+    if hasattr(kind, f"{method}_rope_base"):
+        own[f"{method}_rope_base"] = model.args.rope_theta
+    return list(KVCacheBuilder.for_model(model, KVCacheConfig(method=method, options=kind(**own))))

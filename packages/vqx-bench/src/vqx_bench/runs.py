@@ -1,0 +1,169 @@
+"""What is timed: a decode step, the update of the caches alone, a prompt, a long context cut short."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from vqx_bench.contenders import PLAIN, ROTATING, Contender
+from vqx_bench.filling import Sizes, drawn, fill, update
+from vqx_bench.measuring import Measured, alternate, milliseconds
+from vqx_bench.shapes import Subject
+from vqx_bench.witness import kernels, rows_kept
+
+CHUNK = 2048
+
+
+class Row(NamedTuple):
+    """One contender under one setting."""
+
+    what: str
+    sequences: int
+    rows: int  # kept per layer; where nothing is evicted, all
+    tokens: int  # of context
+    contender: str
+    measured: Measured
+    kernel: str
+    reached: float | None = None
+    """Of the speed-up that the bytes allow over the full cache, the part that was measured."""
+
+    def told(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {**self._asdict(), "measured": self.measured._asdict()}
+
+
+class Setting(NamedTuple):
+    """How long and how often."""
+
+    steps: int
+    rounds: int
+    batch: int
+
+
+def decode(
+    subject: Subject, sizes: Sequence[Sizes], contenders: Sequence[Contender], rows: int, how: Setting
+) -> Iterator[Row]:
+    """A decode step one ahead, as mlx-lm's generator has it, with full caches of ``rows`` rows."""
+    tokens = rows + rows // 8
+    filled = {one.label: tokens if one.bounded else rows for one in contenders}
+    running = _filled(sizes, contenders, how.batch, filled)
+    last = {name: mx.zeros((how.batch, 1), mx.int32) for name in running}
+
+    def steps(name: str) -> float:
+        def run() -> None:
+            last[name] = _steps(subject, running[name], last[name], how.steps)
+
+        return milliseconds(run, how.steps)
+
+    found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
+    for one in contenders:
+        kept = rows_kept(running[one.label], rows, one.bounded)
+        yield Row("decode", how.batch, kept, tokens, one.label, found[one.label], kernels(running[one.label]))
+
+
+def update_alone(
+    sizes: Sequence[Sizes], contenders: Sequence[Contender], rows: int, how: Setting
+) -> Iterator[Row]:
+    """What a decode step asks of the caches, without a model: random queries, keys and values."""
+    tokens = rows + rows // 8
+    filled = {one.label: tokens if one.bounded else rows for one in contenders}
+    running = _filled(sizes, contenders, how.batch, filled)
+    new = {size: drawn(size, how.batch, 1) for size in set(sizes)}
+    mx.eval(*new.values())
+
+    def steps(name: str) -> float:
+        def run() -> None:
+            for _ in range(how.steps):
+                mx.eval([update(cache, new[size]) for cache, size in zip(running[name], sizes, strict=True)])
+
+        return milliseconds(run, how.steps)
+
+    found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
+    for one in contenders:
+        kept = rows_kept(running[one.label], rows, one.bounded)
+        yield Row("update", how.batch, kept, tokens, one.label, found[one.label], kernels(running[one.label]))
+
+
+def prompt(
+    subject: Subject, contenders: Sequence[Contender], rows: int, tokens: int, how: Setting
+) -> Iterator[Row]:
+    """Reading a prompt of ``tokens`` tokens in mlx-lm's chunks; memory above the model's is the peak."""
+    text = mx.random.randint(0, 1000, (how.batch, tokens), key=mx.random.key(1))
+    mx.eval(text)
+    caches: dict[str, list[Any]] = {}
+
+    def read(one: Contender) -> float:
+        caches[one.label] = one.make()
+        took = milliseconds(lambda: _read(subject, caches[one.label], text))
+        seen[one.label] = (rows_kept(caches[one.label], rows, one.bounded), kernels(caches[one.label]))
+        caches.clear()
+        mx.clear_cache()
+        return took
+
+    seen: dict[str, tuple[int, str]] = {}
+    found = alternate({one.label: partial(read, one) for one in contenders}, PLAIN, how.rounds)
+    for one in contenders:
+        kept, kernel = seen[one.label]
+        yield Row("prompt", how.batch, kept, tokens, one.label, found[one.label], kernel)
+
+
+def context(
+    subject: Subject,
+    sizes: Sequence[Sizes],
+    contenders: Sequence[Contender],
+    rows: int,
+    tokens: int,
+    how: Setting,
+) -> Iterator[Row]:
+    """A decode step after a long text, against the full cache, and what the bytes read would allow."""
+    running = _filled(sizes, contenders, how.batch, dict.fromkeys((one.label for one in contenders), tokens))
+    last = {name: mx.zeros((how.batch, 1), mx.int32) for name in running}
+
+    def steps(name: str) -> float:
+        def run() -> None:
+            last[name] = _steps(subject, running[name], last[name], how.steps)
+
+        return milliseconds(run, how.steps)
+
+    found = alternate({name: partial(steps, name) for name in running}, PLAIN, how.rounds)
+    for one in contenders:
+        kept = rows_kept(running[one.label], rows, one.bounded)
+        bound = bytes_read(subject, sizes, how.batch, kept) / bytes_read(subject, sizes, how.batch, tokens)
+        reached = None if not one.bounded else bound / found[one.label].ratio
+        kernel = kernels(running[one.label])
+        yield Row("context", how.batch, kept, tokens, one.label, found[one.label], kernel, reached)
+
+
+def bytes_read(subject: Subject, sizes: Sequence[Sizes], batch: int, rows: int) -> int:
+    """What a step must read: the weights once, and every sequence's keys and values."""
+    row = sum(size.heads * (size.width + size.value_width) * size.dtype.size for size in sizes)
+    return subject.weight_bytes + batch * rows * row
+
+
+def _filled(
+    sizes: Sequence[Sizes], contenders: Sequence[Contender], batch: int, tokens: dict[str, int]
+) -> dict[str, list[Any]]:
+    running = {}
+    for one in contenders:
+        running[one.label] = one.make()
+        fill(running[one.label], sizes, batch, tokens[one.label])
+    return running
+
+
+def _steps(subject: Subject, caches: list[Any], token: mx.array, count: int) -> mx.array:
+    before = None
+    for _ in range(count):
+        token = mx.argmax(subject.step(token, caches)[:, -1:], axis=-1) % 1000
+        mx.async_eval(token)
+        if before is not None:
+            mx.eval(before)
+        before = token
+    mx.eval(token)
+    return token
+
+
+def _read(subject: Subject, caches: list[Any], text: mx.array) -> None:
+    for first in range(0, text.shape[1], CHUNK):
+        subject.step(text[:, first : first + CHUNK], caches)
+        mx.eval([cache.state for cache in caches])
