@@ -14,8 +14,8 @@ NOTES = {
     "decode": "Milliseconds a step (least to most over rounds); ratios are medians of the rounds' ratios.",
     "update": "Milliseconds for all layers (least to most over rounds), and the ratio.",
     "prompt": "Milliseconds for the whole prompt, the ratio, and the peak of memory above what was held.",
-    "context": "Reached: of the speed-up that the bytes allow (weights and all rows over weights and kept rows),"
-    " the part that was measured.",
+    "context": "Reached: of the speed-up that the bytes allow (weights and all rows over weights and rows"
+    " kept), the part that was measured.",
 }
 
 

@@ -18,9 +18,7 @@ def rows_kept(caches: Sequence[Any], rows: int, bounded: bool) -> int:
         slack = max((c.plan.options.interval for c in caches if hasattr(c, "plan")), default=1) - 1
         seen = min(c.tokens_seen if hasattr(c, "plan") else c.offset for c in caches)
         if not kept <= rows + slack < seen:
-            raise RuntimeError(
-                f"{kept} rows are held of {seen} tokens, where {rows} were allowed: no eviction"
-            )
+            raise RuntimeError(f"no eviction: {kept} rows held of {seen} tokens, where {rows} were allowed")
     return kept
 
 

@@ -1,0 +1,131 @@
+"""What is timed did happen, pairs alternate, and what is printed is what was measured."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from click.testing import CliRunner
+from vqx import Setting as Method
+from vqx_bench import Contender, Subject, evicting, plain, rotating
+from vqx_bench.command import command
+from vqx_bench.filling import fill, sizes_of, update
+from vqx_bench.measuring import alternate
+from vqx_bench.report import report
+from vqx_bench.runs import Row, Setting, bytes_read, context, decode, prompt, update_alone
+from vqx_bench.witness import kernels, rows_kept
+
+SHORT = Setting(steps=4, rounds=2, batch=2)
+TOY = Method("toy", {})
+
+
+@pytest.fixture
+def contenders(tiny: Subject) -> list[Contender]:
+    ours = [evicting(tiny.model, TOY, 32, {"interval": interval}) for interval in (1, 4)]
+    return [plain(tiny.model), rotating(tiny.model, 32), *ours]
+
+
+def test_runs_alternate_and_the_first_round_does_not_count() -> None:
+    order: list[str] = []
+    times = iter([100.0, 100.0, 4.0, 2.0, 6.0, 2.0, 6.0, 3.0])  # as called: a b, b a, a b, b a
+
+    def run(name: str) -> float:
+        order.append(name)
+        return next(times)
+
+    found = alternate({name: partial(run, name) for name in "ab"}, "a", rounds=3)
+    assert "".join(order) == "abbaabba"
+    assert found["a"][:4] == (3.0, 2.0, 6.0, 1.0)
+    assert found["b"][:3] == (4.0, 2.0, 6.0)
+    assert found["b"].ratio == 2.0  # of 2, 1/3 and 2
+
+
+@pytest.mark.parametrize("run", [decode, update_alone], ids=["decode", "update"])
+def test_a_step_is_timed_with_full_caches(run: Any, tiny: Subject, contenders: list[Contender]) -> None:
+    sizes = sizes_of(tiny.model)
+    subject = (tiny,) if run is decode else ()
+    rows = {row.contender: row for row in run(*subject, sizes, contenders, 32, SHORT)}
+    assert rows["RotatingKVCache"].measured.ratio == 1.0
+    assert rows["toy:interval=1"].rows == 32
+    assert rows["toy:interval=4"].rows <= 35
+    assert [row.kernel != "" for row in rows.values()] == [False, False, True, True]
+    assert all(row.measured.least <= row.measured.median <= row.measured.most for row in rows.values())
+
+
+def test_a_prompt_is_timed_from_its_first_token_on(tiny: Subject, contenders: list[Contender]) -> None:
+    ours = [one for one in contenders if one.label != "RotatingKVCache"]
+    rows = [*prompt(tiny, ours, 32, 48, SHORT)]
+    assert [(row.what, row.tokens) for row in rows] == [("prompt", 48)] * 3
+    assert all(row.measured.peak > 0 for row in rows)
+
+
+def test_a_long_context_is_set_against_what_its_bytes_allow(
+    tiny: Subject, contenders: list[Contender]
+) -> None:
+    sizes = sizes_of(tiny.model)
+    ours = [one for one in contenders if one.label != "RotatingKVCache"]
+    full, *others = context(tiny, sizes, ours, 32, 64, SHORT)
+    assert full.reached is None
+    # 2 layers x 2 heads x (16 + 16) channels x 4 bytes: 512 bytes a row
+    assert bytes_read(tiny, sizes, 2, 64) == tiny.weight_bytes + 2 * 64 * 512
+    allowed = bytes_read(tiny, sizes, 2, others[0].rows) / bytes_read(tiny, sizes, 2, 64)
+    assert others[0].reached == pytest.approx(allowed / others[0].measured.ratio)
+
+
+def test_a_bounded_cache_that_evicted_nothing_is_no_result(tiny: Subject) -> None:
+    caches = evicting(tiny.model, TOY, 32, {}).make()
+    fill(caches, sizes_of(tiny.model), 1, 20)
+    with pytest.raises(RuntimeError, match="no eviction: 20 rows held of 20 tokens"):
+        rows_kept(caches, 32, bounded=True)
+    assert kernels(caches) == "MLX operations"
+
+
+def test_what_fills_the_caches_is_shown_to_the_scorer(tiny: Subject) -> None:
+    (cache, _), (size, _) = evicting(tiny.model, TOY, 32, {}).make(), sizes_of(tiny.model)
+    fill([cache], [size], 1, 40)
+    assert cache.layer.rows.columns["mass"].sum().item() == pytest.approx(40 * size.heads, rel=1e-4)
+    from vqx_bench.filling import drawn
+
+    assert update(cache, drawn(size, 1, 1))[0].shape[2] == 33
+
+
+def test_the_command_leaves_figures_tables_and_pictures(
+    tmp_path: Path, monkeypatch: Any, tiny: Subject
+) -> None:
+    monkeypatch.setattr("vqx_bench.command.subject", lambda name, part: tiny)
+    asked = ["--methods", "toy", "--rows", "16", "--steps", "4", "--rounds", "1", "--cadences", "1,4"]
+    done = CliRunner().invoke(
+        command, [*asked, "--what", "decode,prompt", "--tokens", "32", "--out", str(tmp_path)]
+    )
+    assert done.exit_code == 0, done.output
+    told = json.loads((tmp_path / "bench.json").read_text())
+    assert {row["contender"] for row in told["rows"]} >= {"KVCache", "RotatingKVCache", "toy:interval=4"}
+    assert str(mx.default_device()) in told["machine"]
+    table = (tmp_path / "bench.md").read_text()
+    for row in told["rows"]:
+        assert f"{row['measured']['ratio']:.3f}" in table
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--what", "speed"], "'speed' is not known"),
+        (["--steps", "10", "--cadences", "4"], "no multiple of the cadence 4"),
+        (["--rows", "none"], "give whole numbers"),
+        (["--plots"], "say which with --out"),
+    ],
+)
+def test_what_cannot_be_timed_is_said(asked: list[str], said: str, monkeypatch: Any, tiny: Subject) -> None:
+    monkeypatch.setattr("vqx_bench.command.subject", lambda name, part: tiny)
+    done = CliRunner().invoke(command, ["--methods", "toy", *asked])
+    assert done.exit_code != 0
+    assert said in done.output
+
+
+def test_losses_stand_beside_wins(tiny: Subject, contenders: list[Contender]) -> None:
+    rows: list[Row] = [*decode(tiny, sizes_of(tiny.model), contenders, 32, SHORT)]
+    text = report(rows, {"model": "tiny"})
+    assert all(row.contender in text for row in rows)
+    assert "MLX operations" in text
