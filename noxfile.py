@@ -217,6 +217,26 @@ def release(session: nox.Session) -> None:
             session.run(python, "-m", "vqx", "methods", external=True)
 
 
+@nox.session(requires=["wheels"])
+def docs(session: nox.Session) -> None:
+    """The site, without a warning: pages, links within it, the reference of every package (build/html)."""
+    _sphinx(session, "html", "-W", "--keep-going")
+
+
+@nox.session(default=False, requires=["wheels"])
+def links(session: nox.Session) -> None:
+    """Links from the site to elsewhere (they want a network)."""
+    _sphinx(session, "linkcheck")
+
+
+def _sphinx(session: nox.Session, builder: str, *options: str) -> None:
+    session.install("--group", "docs", *_wheels(PLUGINS, "cpu,demo,testing"))
+    trees = str(Path(session.create_tmp(), "trees"))
+    session.run(
+        "sphinx-build", "-q", "-b", builder, *options, "-c", "docs", "-d", trees, ".", f"build/{builder}"
+    )
+
+
 @nox.session(default=which("chromium") is not None, requires=["wheels"])
 def browser(session: nox.Session) -> None:
     """Pages in a real browser, where a chromium is installed (Debian: ``apt-get install chromium``)."""

@@ -93,6 +93,30 @@ def test_an_end_stops_the_writing(tiny_llama: nn.Module) -> None:
     assert found.tokens[len(PROMPT) :] == written[: written.index(end)]
 
 
+def test_a_recording_may_begin_where_caches_have_read(tiny_llama: nn.Module) -> None:
+    whole = _recorded(tiny_llama)
+    caches = vqx.make_cache(tiny_llama, "toy", budget=BUDGET)
+    for first in range(0, 36, CHUNK):
+        tiny_llama(mx.array([PROMPT[first : first + CHUNK]]), cache=caches)
+    late = record(tiny_llama, caches, PROMPT[36:], before=PROMPT[:36], write=WRITE, chunk=CHUNK)
+    assert (late.tokens, late.prompt, late.steps) == (whole.tokens, whole.prompt, whole.steps[3:])
+    assert np.array_equal(late.share(-1), whole.share(-1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"interval": 4}, {"positions": "compact"}, {"cadence": "token"}],
+    ids=lambda each: next(iter(each)),
+)
+def test_no_more_rows_are_recorded_than_may_be_held(
+    tiny_llama: nn.Module, options: dict[str, object]
+) -> None:
+    found = _recorded(tiny_llama, **options)
+    held = [found.share(step).sum() for step in range(1, len(found.steps))]
+    assert max(held) <= BUDGET + (3 if "interval" in options else 0)
+    assert min(held) == pytest.approx(BUDGET)
+
+
 def test_caches_that_cannot_be_recorded_are_refused(tiny_llama: nn.Module) -> None:
     caches = vqx.make_cache(tiny_llama, "toy", budget=BUDGET, undo=2)
     with pytest.raises(ValueError, match="without undo"):

@@ -48,6 +48,7 @@ def record(
     caches: Sequence[Any],
     prompt: Sequence[int],
     *,
+    before: Sequence[int] = (),
     write: int = 32,
     chunk: int = 64,
     ends: Sequence[int] = (),
@@ -56,8 +57,9 @@ def record(
     """Read a prompt and write on greedily, looking at the caches after each forward.
 
     Args:
-        caches: of ``vqx.make_cache``, fresh.
+        caches: of ``vqx.make_cache``.
         prompt: tokens; read ``chunk`` at once, the last alone, as mlx-lm does.
+        before: the tokens that the caches have read.
         write: tokens to write, fewer where one of ``ends`` comes.
         advance: called with the number of tokens read or written.
 
@@ -69,7 +71,7 @@ def record(
         raise ValueError("no tokens to read: give a text")
     if not evicting:
         raise ValueError("none of these caches can be recorded: make them with vqx.make_cache, without undo")
-    tokens: list[int] = []
+    tokens: list[int] = [*before]
     steps: list[int] = []
     looks: list[list[_Look]] = []
 
@@ -92,7 +94,9 @@ def record(
         latest = read([latest])
     gone = [_gone([look[place].held for look in looks]) for place in range(len(evicting))]
     scores = [[one.score for one in look] for look in looks]
-    return Recording(tokens, len(prompt), steps, [cache.number for cache in evicting], gone, scores)
+    return Recording(
+        tokens, len(before) + len(prompt), steps, [cache.number for cache in evicting], gone, scores
+    )
 
 
 def pieces(decode: Callable[[list[int]], str], tokens: Sequence[int]) -> list[str]:

@@ -1,0 +1,36 @@
+"""Parts of docs pages that are written by code say what the code says now."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from vqx.registry import registry
+from write_pages import DOCS, pages
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[Path, str]:
+    return pages()
+
+
+def test_pages_are_as_they_are_written(written: dict[Path, str]) -> None:
+    stale = [str(file.relative_to(DOCS)) for file, text in written.items() if file.read_text() != text]
+    assert stale == [], "run python integration-tests/write_pages.py"
+
+
+def test_every_method_has_a_page_with_all_its_parts(written: dict[Path, str]) -> None:
+    parts = ["Idea", "Formula", "What it keeps", "Options", "Evidence", "Limits", "Departures from the paper"]
+    listed = written[DOCS / "methods.md"]
+    for method in registry.names():
+        page = re.search(rf"\[{re.escape(method)}\]\((methods/[a-z0-9-]+\.md)\)", listed)
+        assert page is not None, method
+        assert re.findall(r"^## (.*)$", written[DOCS / page[1]], re.MULTILINE) == parts
+
+
+def test_figures_on_a_page_are_those_of_the_comparison(written: dict[Path, str]) -> None:
+    run = json.loads((DOCS / "results" / "comparison.json").read_text())
+    (text,) = (table for table in run["tables"] if table["task"] == "continuation")
+    cell = next(cell for cell in text["cells"] if (cell["label"], cell["budget"]) == ("streaming-llm", 256))
+    mean, error = cell["loss"][:2]
+    assert f"{mean:.3f} ± {error:.3f}" in written[DOCS / "methods" / "streaming-llm.md"]
