@@ -16,7 +16,7 @@ from vqx.spec import Collapse, LayerInfo, MethodSpec, Setting  # noqa: E402
 
 if TYPE_CHECKING:
     from vqx.adapted import KVCacheBuilder, KVCacheConfig
-    from vqx.host import attach, detach, load_cache, make_cache, save_cache
+    from vqx.host import attach, detach, load_cache, make_cache, plan, save_cache
 
 names = _registry.names
 load = _registry.load
@@ -29,6 +29,7 @@ _LATE = {  # mlx-lm takes seconds to import, and listing methods does not need i
     "detach": "vqx.host",
     "load_cache": "vqx.host",
     "make_cache": "vqx.host",
+    "plan": "vqx.host",
     "save_cache": "vqx.host",
 }
 
@@ -56,6 +57,7 @@ __all__ = [
     "load_cache",
     "make_cache",
     "names",
+    "plan",
     "register",
     "save_cache",
 ]

@@ -429,7 +429,9 @@ def _remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
             )
         queries = mx.concatenate([layer.seen.queries, queries], axis=3)
         origin = (*layer.seen.origin, *origin)
-    kept = Seen(queries[..., -wanted:, :], origin[-wanted:], block.scale, block.sinks, logits)
+    if queries.shape[3] > wanted:  # gathered, since a view would keep all of them
+        queries = mx.take(queries, mx.arange(queries.shape[3] - wanted, queries.shape[3]), axis=3)
+    kept = Seen(queries, origin[-wanted:], block.scale, block.sinks, logits)
     return layer._replace(seen=kept)
 
 

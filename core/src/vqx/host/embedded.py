@@ -55,6 +55,11 @@ def load_embedded() -> tuple[Model, TokenizerWrapper]:
     return _model(gguf), _tokenizer(gguf)
 
 
+def embedded_config() -> dict[str, Any]:
+    """Its configuration, as it would stand in a ``config.json``; raises as :func:`load_embedded`."""
+    return _config(_read())
+
+
 def save_embedded(folder: str | Path) -> Path:
     """Write the model to ``folder`` (540 MB), where ``mlx_lm.load`` finds it, and return the folder."""
     folder = Path(folder)

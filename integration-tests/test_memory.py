@@ -1,0 +1,121 @@
+"""What is held, counted by MLX's own allocator: by a cache, and at the worst moment of a forward."""
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import vqx  # isort: skip  # before mlx
+
+import mlx.core as mx
+import pytest
+from click.testing import CliRunner
+from subjects import caches_of, method
+from vqx import cli
+from vqx.host.shapes import SHAPES, config_of, shaped
+
+SMALL = {"num_hidden_layers": 3, "hidden_size": 256, "head_dim": 64, "num_key_value_heads": 4}
+SINGLE = 200
+"""Bytes of arrays of one number, which the allocator rounds up."""
+
+
+@pytest.fixture
+def counted() -> Iterator[None]:
+    """Freed memory is given back at once, not kept for arrays to come, which may be smaller."""
+    before = mx.set_cache_limit(0)
+    gc.collect()
+    yield
+    mx.set_cache_limit(before)
+
+
+def held_since(before: int) -> int:
+    mx.synchronize()
+    return mx.get_active_memory() - before
+
+
+@method
+def test_a_cache_holds_the_bytes_that_it_says_and_no_others(
+    method: str, make_llama: Any, counted: None
+) -> None:
+    model = make_llama(**SMALL)
+    text = mx.random.randint(0, 97, (1, 600), key=mx.random.key(1))
+    caches = caches_of(model, method, budget=64)
+    mx.eval(text)
+    before, most = held_since(0), 0
+    for length in (300, 300, 1, 1):
+        model(text[:, :length], cache=caches)
+        mx.eval([cache.state for cache in caches])
+        said = sum(cache.nbytes for cache in caches)
+        assert abs(held_since(before) - said) <= SINGLE
+        most = max(most, said)
+    assert said < most / 3, "what was evicted is still held"
+
+
+@pytest.mark.parametrize("sequences", [1, 16])
+@pytest.mark.parametrize("method", ["h2o", "fusion", "tova", "squeezeattention", "full"])
+def test_the_peak_is_foretold(method: str, sequences: int, make_llama: Any, counted: None) -> None:
+    model = make_llama(**{**SMALL, "intermediate_size": 512, "vocab_size": 65536})
+    shape = {"budget": 64, "prompt": 257, "chunk": 128, "tokens": 4}
+    caches = model.make_cache() if method == "full" else vqx.make_cache(model, method, budget=64)
+    told = vqx.plan(model, method, sequences=sequences, **shape)
+    text = mx.random.randint(0, 97, (sequences, 260), key=mx.random.key(1))
+    mx.eval(text, [cache.state for cache in caches if not cache.empty()])
+    beside = held_since(told.weights)
+    peaks = []
+    for first, last in ((0, 128), (128, 256), *((at, at + 1) for at in range(256, 260))):
+        mx.reset_peak_memory()
+        logits = model(text[:, first:last], cache=caches)
+        mx.eval([cache.state for cache in caches], logits[:, -1:] if last - first == 1 else [])
+        peaks.append(mx.get_peak_memory() - beside)
+    for said, found in ((told.prompt, max(peaks[:2])), (told.decode, max(peaks[2:]))):
+        assert 0.95 < said / found < 1.05
+
+
+def test_a_plan_evaluates_nothing_and_leaves_the_model_as_it_was(make_llama: Any, counted: None) -> None:
+    model = make_llama()
+    text, before = mx.array([[1, 2, 3]]), held_since(0)
+    logits = model(text)
+    mx.eval(logits)
+    vqx.plan("Llama-3.1-8B", "h2o", budget=512, prompt=600, tokens=2)
+    vqx.plan(model, "h2o", budget=64, prompt=600, tokens=2)
+    assert held_since(before) < 2**20
+    assert mx.array_equal(model(text), logits).item()
+
+
+def test_the_greatest_budget_that_fits_is_found() -> None:
+    model = shaped({**SHAPES["Llama-3.2-1B"], "num_hidden_layers": 2})
+    shape: dict[str, Any] = {"prompt": 4097, "chunk": 256, "tokens": 2}
+    found = vqx.plan(model, "tova", memory=int(0.85e9), **shape)
+    assert found.budget is not None
+    more = vqx.plan(model, "tova", budget=found.budget + 64, **shape)
+    assert found.peak <= 0.85e9 < more.peak
+    with pytest.raises(ValueError, match=r"no budget fits into 0\.10 GB: with 64 rows the peak is"):
+        vqx.plan(model, "tova", memory=int(1e8), **shape)
+
+
+def test_plans_are_refused_in_words(make_llama: Any, tmp_path: Path) -> None:
+    model = make_llama()
+    with pytest.raises(ValueError, match="say how many rows to keep"):
+        vqx.plan(model, "h2o")
+    with pytest.raises(ValueError, match="give one"):
+        vqx.plan(model, "h2o", budget=64, memory=10)
+    with pytest.raises(ValueError, match="cadence='token' reads a prompt on the host"):
+        vqx.plan(model, "h2o", budget=64, cadence="token")
+    with pytest.raises(ValueError, match=r"config\.json, such a file, or one of embedded, Llama-3\.2-1B"):
+        config_of("Llama-9")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
+    with pytest.raises(ValueError, match="no-such-model not supported"):
+        vqx.plan(str(tmp_path), "h2o", budget=64)
+
+
+def test_the_command_says_what_fits() -> None:
+    asked = ["plan", "Llama-3.2-1B", "--method", "tova", "--prompt", "600", "--tokens", "2"]
+    ran = CliRunner().invoke(cli.main, [*asked, "--budget", "256", "--json"])
+    told = json.loads(ran.output)
+    assert told["weights"] == 2 * 1_235_814_400
+    assert told["budget"] == 256
+    assert told["peak"] > told["weights"] + told["cache"]
+    ran = CliRunner().invoke(cli.main, [*asked, "--memory", "1GB"])
+    assert ran.exit_code == 2
+    assert "no budget fits into 1.00 GB" in ran.output
