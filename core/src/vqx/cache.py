@@ -108,7 +108,7 @@ class EvictingCache:
         if self._spare and not self.unseen and (keys.shape, values.shape) == self._shapes:
             self._spare -= 1
             self._layer = admit_bare(cast(Layer, self._layer), keys, values)
-            return self._admitted()
+            return self._admitted(*filled(self._layer.rows))
         self._check(keys, values)
         self._decide()
         if self.allotment is not None and self._layer is not None:
@@ -128,13 +128,12 @@ class EvictingCache:
             self._nan = mx.any(mx.isnan(keys))
         elif self.allotment is None:
             self._spare, self._shapes = self.plan.spare(layer), (keys.shape, values.shape)
-        return self._admitted()
+        return self._admitted(*self.keys_and_values())
 
-    def _admitted(self) -> tuple[mx.array, mx.array]:
+    def _admitted(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self.unseen = self._unshown
         if self.updated is not None:
             self.updated(self)
-        keys, values = self.keys_and_values()
         # let go once the queries were shown: a view would keep the buffer from being written in place
         self._read = keys if self._unshown else None
         return keys, values
@@ -182,6 +181,11 @@ class EvictingCache:
             self.layer = watch(
                 self.plan, layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits
             )
+
+    @property
+    def in_lanes(self) -> bool:
+        """Whether the heads of the layer share one lane, so that attention needs the cache's own masks."""
+        return self._layer is not None and self._layer.heads > 1
 
     def masks(self, mask: Any, query_heads: int, length: int) -> list[tuple[int, int, Any]]:
         """For tiles of the forward's queries, first to last + 1, the mask that attention has to use.

@@ -52,9 +52,12 @@ def append(rows: Rows, new: Rows, bound: int | None = None) -> Rows:
 
 def append_bare(rows: Rows, keys: mx.array, values: mx.array) -> Rows:
     """Write one row behind those filled, where there is room, and nothing else."""
-    position, columns, bare = rows.position, rows.columns, rows.bare
+    held_keys, held_values, position, columns, bare = rows
     at = position.shape[2] + bare
-    return Rows(_written(rows.keys, keys, at), _written(rows.values, values, at), position, columns, bare + 1)
+    held_keys, held_values = held_keys[...], held_values[...]  # as in _written, without a call for each
+    held_keys[:, :, at : at + 1] = keys
+    held_values[:, :, at : at + 1] = values
+    return Rows(held_keys, held_values, position, columns, bare + 1)
 
 
 def _written(buffer: mx.array, new: mx.array, at: int) -> mx.array:
@@ -70,9 +73,16 @@ def reserve(rows: Rows, capacity: int, bound: int | None = None) -> Rows:
         return rows
     more = -(-missing // STEP) * STEP
     if bound is not None:
-        more = min(more, max(bound - rows.keys.shape[2], missing))
+        more = min(more, max(capacity_for(bound) - rows.keys.shape[2], missing))
     room = [(0, 0), (0, 0), (0, more), (0, 0)]
     return rows._replace(keys=mx.pad(rows.keys, room), values=mx.pad(rows.values, room))
+
+
+def capacity_for(rows: int) -> int:
+    """Rows of a buffer that will hold so many. On CUDA whole steps: cuDNN's attention, which is faster than
+    MLX's own for few queries, takes slices of such buffers only."""
+    cuda = mx.cuda.is_available() and mx.default_device() == mx.gpu
+    return -(-rows // STEP) * STEP if cuda else rows
 
 
 def filled(rows: Rows) -> tuple[mx.array, mx.array]:
@@ -85,6 +95,7 @@ def filled(rows: Rows) -> tuple[mx.array, mx.array]:
 
 def pick(rows: Rows, slots: mx.array, room: int = 0) -> Rows:
     """Keep the rows at ``slots`` ``[B, H, m]`` in that order, in new buffers with ``room`` rows more."""
+    room = capacity_for(slots.shape[2] + room) - slots.shape[2]
     padded = mx.pad(slots, [(0, 0), (0, 0), (0, room)])[..., None]
     return Rows(
         mx.take_along_axis(rows.keys, padded, axis=2),

@@ -83,12 +83,15 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        ours = isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache))
+        if ours:
+            cache.observe(queries, keys, scale, mask, sinks)
+        if not ours or (mask is None and isinstance(cache, EvictingCache) and not cache.in_lanes):
+            return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+
         def masked(queries: mx.array, mask: Any) -> mx.array:
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
-        if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
-            return masked(queries, mask)
-        cache.observe(queries, keys, scale, mask, sinks)
         return _in_tiles(cache, masked, queries, mask)
 
     attention.shows_queries_to_vqx = True  # type: ignore[attr-defined]
