@@ -67,7 +67,7 @@ def _wheels(packages: list[Package], extras: str = "cpu,testing", *, alone: bool
     core, kernels = PACKAGES[:2]
     plugins = [one for one in packages if one not in (core, kernels)]
     own = [wheel(one, "" if alone else ",".join(one.tested)) for one in plugins]
-    return [wheel(core, extras), wheel(kernels, ""), *own]
+    return [wheel(core, extras), wheel(kernels, "" if alone else "testing"), *own]
 
 
 @contextmanager

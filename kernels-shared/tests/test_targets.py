@@ -1,54 +1,79 @@
 """The target that runs is one that is there, and what was asked for by name is never replaced in silence."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import mlx.core as mx
 import pytest
-from vqx_kernels import Target, choose, targets
+from vqx_kernels import Target, choose, host, probe, targets
+from vqx_kernels.targets import _choose
+
+Machine = Callable[..., None]
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch):
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine that has what a test says."""
 
-    def have(*, metal: bool = False, cuda: bool = False) -> None:
+    def have(*, metal: bool = False, cuda: bool = False, compiler: bool = False, wrong: str = "") -> None:
+        _choose.cache_clear()
         monkeypatch.delenv("VQX_DEVICE", raising=False)
         monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
         monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(host, "compiler", lambda: host.Compiler((), compiler, "what was found"))
+        monkeypatch.setattr(probe, "wrong", lambda target: wrong)
+        gpu = SimpleNamespace(type=mx.DeviceType.gpu if metal or cuda else mx.DeviceType.cpu)
+        monkeypatch.setattr(mx, "default_device", lambda: gpu)
 
-    return have
+    yield have
+    _choose.cache_clear()
 
 
-def test_every_target_says_what_was_found(machine):
+def test_every_target_says_what_was_found(machine: Machine) -> None:
     machine(cuda=True)
-    assert {t.name: t.available for t in targets()} == {"reference": True, "metal": False, "cuda": True}
-    assert all(isinstance(t, Target) and t.why for t in targets())
+    found = {target.name: target.available for target in targets()}
+    assert found == {"reference": True, "host": False, "metal": False, "cuda": True}
+    assert all(isinstance(target, Target) and target.why for target in targets())
 
 
-def test_a_kernel_runs_on_the_device_it_was_built_for(machine):
+def test_kernels_run_on_the_gpu_that_mlx_uses(machine: Machine) -> None:
     machine(cuda=True)
-    assert choose(("metal", "cuda")).name == "cuda"
+    assert choose().name == "cuda"
 
 
-def test_without_a_fitting_device_the_reference_runs(machine):
-    machine(cuda=True)
-    assert choose(("metal",)).name == "reference"
+def test_a_gpu_that_computes_other_bits_is_not_used_and_says_so(machine: Machine) -> None:
+    machine(metal=True, wrong="2 of 64 scores differ")
+    assert choose().name == "reference"
+    assert "2 of 64 scores differ" in next(t.why for t in targets() if t.name == "metal")
 
 
-def test_the_environment_forces_the_reference(machine, monkeypatch):
+def test_on_a_cpu_the_reference_runs_unless_its_loops_are_asked_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(compiler=True)
+    assert choose().name == "reference"
+    monkeypatch.setenv("VQX_DEVICE", "host")
+    assert choose().name == "host"
+
+
+def test_the_environment_forces_the_reference(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(metal=True)
     monkeypatch.setenv("VQX_DEVICE", "reference")
-    assert choose(("metal",)).name == "reference"
+    assert choose().name == "reference"
 
 
 @pytest.mark.parametrize(
-    ("asked", "built", "says"),
+    ("asked", "says"),
     [
-        ("tpu", ("metal",), "choose one of reference, metal, cuda"),
-        ("metal", ("metal",), "no Metal device"),
-        ("cuda", ("metal",), "built for metal"),
+        ("tpu", "choose one of reference, host, metal, cuda"),
+        ("metal", "no Metal device"),
+        ("host", "what was found"),
     ],
 )
-def test_what_cannot_run_is_refused_in_words(machine, monkeypatch, asked, built, says):
+def test_what_cannot_run_is_refused_in_words(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, asked: str, says: str
+) -> None:
     machine(cuda=True)
     monkeypatch.setenv("VQX_DEVICE", asked)
     with pytest.raises(ValueError, match=says):
-        choose(built)
+        choose()

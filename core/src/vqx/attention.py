@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from vqx import kernels
 from vqx.lanes import ELSEWHERE
 from vqx.scorers import Fused, Over, Temperature
 
@@ -46,6 +47,10 @@ class Block(NamedTuple):
         temperature: Temperature | None = None,
         noise: mx.array | None = None,
     ) -> mx.array:
+        if noise is None and temperature is None:
+            found = kernels.gained(self, itself=itself, decay=decay)
+            if found is not None:
+                return found
         total = mx.zeros(self.position.shape, mx.float32)
         for first, last in self._tiles():
             weights = self._softmax(self._logits(first, last), first, last, itself, temperature, noise)
@@ -84,6 +89,11 @@ class Block(NamedTuple):
         fuse_logits: Fused | None = None,
         causal: bool = True,
     ) -> mx.array:
+        served = kernels.gained(
+            self, old=old, causal=causal, group=group, queries=queries, fuse_logits=fuse_logits
+        )
+        if served is not None:
+            return served
         found = mx.zeros(self.position.shape, mx.float32)
         for first, last in self._tiles():
             weights = self._part(first, last).weights(old=old, fuse_logits=fuse_logits, causal=causal)

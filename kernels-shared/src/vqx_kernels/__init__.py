@@ -1,5 +1,23 @@
-"""Kernels of vqx: on which target they may run here."""
+"""Kernels of vqx: one body for Metal, CUDA and the host's C loops, and on which of them it runs here."""
 
+from vqx_kernels.attention import Asked, Guard, Rule, Step, fits, gained, mass, step
+from vqx_kernels.bodies import Method
+from vqx_kernels.selection import survivors, victim
 from vqx_kernels.targets import Target, choose, targets
 
-__all__ = ["Target", "choose", "targets"]
+__all__ = [
+    "Asked",
+    "Guard",
+    "Method",
+    "Rule",
+    "Step",
+    "Target",
+    "choose",
+    "fits",
+    "gained",
+    "mass",
+    "step",
+    "survivors",
+    "targets",
+    "victim",
+]

@@ -3,47 +3,64 @@
 A kernel replaces a reference of MLX operations and never redefines it; where none fits, the reference runs.
 """
 
+import functools
 import os
 from typing import NamedTuple
 
 import mlx.core as mx
 
+from vqx_kernels import host, probe
+
 
 class Target(NamedTuple):
     """One place where a kernel may run."""
 
-    name: str  # "reference", "metal" or "cuda"
+    name: str  # "reference", "host", "metal" or "cuda"
     available: bool
     why: str  # what was found, in one line
 
 
 def targets() -> list[Target]:
-    """Every target, with what this machine says of it."""
-    metal, cuda = mx.metal.is_available(), mx.cuda.is_available()
+    """Every target, with what this machine says of it; a GPU's kernels are tried once."""
+    compiler = host.compiler()
     return [
         Target("reference", True, "MLX operations, on every device"),
-        Target("metal", metal, "an Apple GPU" if metal else "no Metal device"),
-        Target("cuda", cuda, "an NVIDIA GPU" if cuda else "no CUDA device"),
+        Target("host", compiler.usable, compiler.why),
+        _device("metal", mx.metal.is_available(), "an Apple GPU", "no Metal device"),
+        _device("cuda", mx.cuda.is_available(), "an NVIDIA GPU", "no CUDA device"),
     ]
 
 
-def choose(built: tuple[str, ...]) -> Target:
-    """The target to run on, of those that a kernel was ``built`` for; the reference is always among them.
+def _device(name: str, there: bool, what: str, absent: str) -> Target:
+    if not there:
+        return Target(name, False, f"this machine has {absent}")
+    wrong = probe.wrong(name)
+    return Target(
+        name, not wrong, f"{what}, whose kernels give the expected bits" if not wrong else f"{what}: {wrong}"
+    )
 
-    The environment's ``VQX_DEVICE`` forces one.
+
+def choose() -> Target:
+    """The target to run on: MLX operations, unless MLX's default device is a GPU whose kernels work.
+
+    The environment's ``VQX_DEVICE`` forces one. ``host`` has to be asked for: its loops run at once, so
+    tokens wait for one another.
 
     Raises:
-        ValueError: ``VQX_DEVICE`` names no target, or one that this machine or this kernel does not have.
+        ValueError: ``VQX_DEVICE`` names no target, or one that cannot run here.
     """
+    return _choose(os.environ.get("VQX_DEVICE"), mx.default_device().type == mx.DeviceType.gpu)
+
+
+@functools.cache
+def _choose(forced: str | None, on_gpu: bool) -> Target:
     known = {target.name: target for target in targets()}
-    forced = os.environ.get("VQX_DEVICE")
     if forced is None:
-        fitting = [known[name] for name in ("metal", "cuda") if name in built and known[name].available]
+        fitting = [known[name] for name in ("metal", "cuda") if on_gpu and known[name].available]
         return fitting[0] if fitting else known["reference"]
+    known = {target.name: target for target in targets()}
     if forced not in known:
         raise ValueError(f"VQX_DEVICE={forced}: choose one of {', '.join(known)}")
     if not known[forced].available:
-        raise ValueError(f"VQX_DEVICE={forced}: this machine has {known[forced].why}; unset it")
-    if forced != "reference" and forced not in built:
-        raise ValueError(f"VQX_DEVICE={forced}: this kernel was built for {', '.join(built) or 'no device'}")
+        raise ValueError(f"VQX_DEVICE={forced}: {known[forced].why}; unset it")
     return known[forced]

@@ -1,0 +1,79 @@
+"""A kernel stands beside MLX operations, and gives what they give: here as the host's loops."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from vqx import kernels
+from vqx.attention import Block
+
+vqx_kernels = pytest.importorskip("vqx_kernels")
+
+
+def block(length: int, dtype: mx.Dtype, width: int = 64, *, sinks: bool = False, **more: Any) -> Block:
+    made = np.random.Generator(np.random.Philox(3))
+    queries, keys = (
+        mx.array(made.standard_normal(shape).astype(np.float32)).astype(dtype)
+        for shape in ((2, 2, 3, length, width), (2, 2, 120, width))
+    )
+    position = made.permuted(np.tile(np.arange(120, dtype=np.int32), (2, 2, 1)), axis=2)
+    learned = mx.array(made.standard_normal(6).astype(np.float32)) if sinks else None
+    # keys are a part of a longer buffer, as a cache holds them
+    return Block(
+        queries, mx.concatenate([keys, keys], axis=2)[:, :, :120], mx.array(position), 120 - length,
+        width**-0.5, sinks=learned, **more,
+    )  # fmt: skip
+
+
+CASES: list[tuple[str, Block, dict[str, Any]]] = [
+    ("mass", block(1, mx.float32), {}),
+    ("mass", block(1, mx.bfloat16), {"decay": 0.9}),
+    ("mass", block(5, mx.float16), {"decay": 0.9}),
+    ("mass", block(5, mx.float32), {"itself": False}),
+    ("mass", block(5, mx.float32, mask=None), {}),
+    ("mass", block(5, mx.float32, sinks=True), {}),
+    ("fused", block(1, mx.float32, 80), {}),
+    ("fused", block(8, mx.bfloat16, 36), {}),
+    ("fused", block(8, mx.float16, 256), {"group": "max", "queries": "max"}),
+    ("fused", block(8, mx.float32), {"old": 8, "queries": "max"}),
+    ("fused", block(8, mx.float32, sinks=True), {"old": 8}),
+    ("fused", block(8, mx.float32, sinks=True), {"fuse_logits": "sum"}),
+    ("fused", block(8, mx.float32), {"fuse_logits": "max", "causal": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "asked", "options"), CASES)
+def test_host_loops_give_what_mlx_operations_give(
+    name: str, asked: Block, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VQX_DEVICE", "reference")
+    reference = np.array(getattr(asked, name)(**options))
+    monkeypatch.setenv("VQX_DEVICE", "host")
+    called, loops = [], vqx_kernels.gained
+    monkeypatch.setattr(vqx_kernels, "gained", lambda *given: called.append(given[0]) or loops(*given))
+    found = np.array(getattr(asked, name)(**options))
+    assert called == ["host"]
+    # sums in another order and an exponential of our own: a few units in the last place
+    np.testing.assert_allclose(found, reference, rtol=2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        block(1, mx.float32, mask=mx.ones((2, 1, 1, 120), mx.bool_)),
+        block(2, mx.float32)._replace(elsewhere=True),
+        block(90, mx.float32),
+    ],
+)
+def test_what_no_kernel_serves_is_left_to_mlx_operations(
+    asked: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VQX_DEVICE", "host")
+    assert kernels.gained(asked) is None
+
+
+def test_a_device_that_is_not_there_is_refused_before_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VQX_DEVICE", "tpu")
+    with pytest.raises(ValueError, match="choose one of"):
+        block(1, mx.float32).mass()

@@ -1,0 +1,194 @@
+"""Attention of a few queries over the rows of a layer: what each row gained, and the row that goes.
+
+MLX's fused attention returns no weights. Here the keys are read once where they lie, in their own dtype,
+by many blocks where there are many rows; the reference is ``vqx.attention.Block``.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import mlx.core as mx
+
+from vqx_kernels.bodies import ATTENTION, GAINED, Method, compose
+from vqx_kernels.kernel import Outputs, run
+
+WHOLE = 1024
+"""Rows up to which a GPU does all in one launch, a block a head; above, logits come from many blocks."""
+SPAN = 256
+"""Keys of a block where there are many."""
+TOGETHER = 2**16
+"""Logits of one head that a block still sums up by itself."""
+MOST = 256
+"""Queries of one head in a call: more are better served by a matrix product."""
+AT_ONCE = 8
+"""Queries that a thread holds at a time."""
+
+
+class Asked(NamedTuple):
+    """S queries of one layer against its n rows."""
+
+    queries: mx.array  # [B, H, G, S, D], G query heads share one row
+    keys: mx.array  # [B, H, n, D], float32, float16 or bfloat16
+    position: mx.array  # [B, H, n] int32
+    start: int | mx.array  # position of the first query; [B] int32 where sequences differ
+    scale: float
+    sinks: mx.array | None = None  # [H * G] logits that join the softmax's denominator
+
+
+class Rule(NamedTuple):
+    """Which rows a query sees, and how several weights of a row become one."""
+
+    hide: Literal["nothing", "later", "itself", "newest"] = "later"
+    """Rows after the query's own, its own too, or the ``old`` newest rows of all."""
+    old: int = 0
+    group: Literal["mean", "max"] = "mean"
+    queries: Literal["sum", "mean", "max"] = "sum"
+    decay: float = 1.0  # multiplies what came before at each later query, where queries are summed
+    fuse_logits: Literal["sum", "max"] | None = None
+
+
+class Guard(NamedTuple):
+    """Rows that no score can evict."""
+
+    n_sink: int = 0
+    recent: int = 0
+    spans: tuple[tuple[int, int], ...] = ()
+
+
+class Step(NamedTuple):
+    """What one token leaves: the method's statistics, and the slot of the row that goes."""
+
+    written: Mapping[str, mx.array]  # each [B, H, n] float32
+    ranked: mx.array  # [B, H, n] float32, guarded scores
+    slot: mx.array  # [B, H, 1] int32
+
+
+HIDE = {"nothing": 0, "later": 1, "itself": 2, "newest": 3}
+FUSE = {None: 0, "sum": 1, "max": 2}
+
+
+def fits(asked: Asked) -> bool:
+    """Whether a kernel can serve these arrays: floats, a query group a row, not too many queries."""
+    batch, heads, group, length, width = asked.queries.shape
+    floats = (mx.float32, mx.float16, mx.bfloat16)
+    right = asked.keys.shape[:2] == (batch, heads) and asked.keys.shape[3] == width
+    known = asked.keys.dtype in floats and asked.queries.dtype in floats
+    return right and known and group * length <= MOST and width <= 512 and asked.keys.shape[2] > 0
+
+
+def gained(target: str, asked: Asked, rule: Rule = Rule()) -> mx.array:  # noqa: B008
+    """The weights of every row, fused over the group and the queries: ``[B, H, n]`` float32."""
+    return _attend(target, asked, rule, GAINED, {}, (), None)["gained_out"]
+
+
+def mass(target: str, logits: mx.array, asked: Asked, rule: Rule) -> mx.array:
+    """The same of a prompt's many queries, whose ``logits`` ``[B, H, G, S, n]`` are there already."""
+    return _attend(target, asked, rule, GAINED, {}, (), None, logits)["gained_out"]
+
+
+def step(
+    target: str,
+    asked: Asked,
+    rule: Rule,
+    method: Method,
+    stats: Mapping[str, mx.array],
+    guard: Guard,
+    factors: Sequence[float] = (),
+) -> Step:
+    """Observe, score and choose at once: a method's own lines run where the weights are.
+
+    Args:
+        stats: what ``method.reads`` names, each ``[B, H, n]`` float32.
+        factors: the method's own numbers, ``factors[1]`` on in its text.
+    """
+    found = _attend(target, asked, rule, method, stats, factors, guard)
+    written = {name: found[f"{name}_out"] for name in method.writes}
+    return Step(written, found["ranked"], found["slot"])
+
+
+def _attend(
+    target: str,
+    asked: Asked,
+    rule: Rule,
+    method: Method,
+    stats: Mapping[str, mx.array],
+    factors: Sequence[float],
+    guard: Guard | None,
+    logits: mx.array | None = None,
+) -> dict[str, mx.array]:
+    batch, heads, group, length, width = asked.queries.shape
+    n, rows = asked.position.shape[2], batch * heads
+    count = length if rule.fuse_logits else group * length
+    constants = {
+        "D": width, "H": heads, "G": group, "S": length, "QB": min(group * length, AT_ONCE),
+        "FUSE": FUSE[rule.fuse_logits], "HIDE": HIDE[rule.hide], "MAXG": int(rule.group == "max"),
+        "MAXS": int(rule.queries == "max"), "SINKS": int(asked.sinks is not None),
+    }  # fmt: skip
+    numbers = _floats((asked.scale, *factors))
+    arrays = {
+        "queries": asked.queries,
+        "keys": asked.keys,
+        "position": asked.position,
+        "sizes": _sizes(n, rule.old, guard or Guard()),
+        "factors": numbers,
+        "starts": asked.start
+        if isinstance(asked.start, mx.array)
+        else mx.full((batch,), asked.start, mx.int32),
+        "shares": _shares(length, rule.decay, rule.queries == "mean"),
+        "sinks": numbers if asked.sinks is None else asked.sinks.astype(mx.float32),
+        **stats,
+    }
+    if logits is not None:
+        arrays["logits"] = logits
+    floats = mx.float32
+    shapes: dict[str, tuple[tuple[int, ...], mx.Dtype]] = {
+        "logits": ((batch, heads, group * length, n), floats),
+        "tops": ((batch, heads, count, 2), floats),
+        "ranked": ((batch, heads, n), floats),
+        "slot": ((batch, heads, 1), mx.int32),
+        **{f"{name}_out": ((batch, heads, n), floats) for name in method.writes},
+    }
+    for names, span, parts in _launches(
+        target, n, group * length, count, guard is not None, logits is not None
+    ):
+        body = compose(names, method, ranks=guard is not None)
+        outputs: Outputs = [shapes[name] for name in body.writes]
+        found = run(
+            target, body, arrays, {**constants, "SPAN": span}, rows=rows, parts=parts, outputs=outputs
+        )
+        arrays.update(zip(body.writes, found, strict=True))
+    return arrays
+
+
+def _launches(
+    target: str, n: int, queries: int, count: int, ranks: bool, given: bool
+) -> list[tuple[tuple[str, ...], int, int]]:
+    """(fragments, span, blocks a row) of each launch; how they are cut changes no bit."""
+    chosen = ("lowest",) if ranks else ()
+    spans = -(-n // SPAN)
+    if target == "host" or (n <= WHOLE and not given):
+        names = ATTENTION[1:] if given else ATTENTION
+        return [((*names, *chosen), 0, 1)]
+    first = [] if given else [(("logits",), SPAN, spans)]
+    if n * queries <= TOGETHER:
+        return [*first, (("tops", "columns", *chosen), 0, 1)]
+    last = [(chosen, 0, 1)] if chosen else []
+    return [*first, (("tops",), 1, count), (("columns",), SPAN, spans), *last]
+
+
+@functools.lru_cache(maxsize=256)
+def _floats(numbers: tuple[float, ...]) -> mx.array:
+    return mx.array(numbers, mx.float32)
+
+
+@functools.lru_cache(maxsize=256)
+def _shares(length: int, decay: float, mean: bool) -> mx.array:
+    """What each query counts."""
+    return mx.array([1 / length if mean else decay ** (length - 1 - s) for s in range(length)], mx.float32)
+
+
+@functools.lru_cache(maxsize=256)
+def _sizes(n: int, old: int, guard: Guard) -> mx.array:
+    spans = [place for span in guard.spans for place in span]
+    return mx.array([n, old, guard.n_sink, guard.recent, len(guard.spans), 0, 0, 0, *spans], mx.int32)

@@ -1,0 +1,125 @@
+"""The bodies of kernels: which fragments make one, what each reads and writes, and its text per target.
+
+A body is written once (``text/*.vqx``). A target adds a header that says what a block, a sum or a shared
+array is there, and nothing else, so there is one text to test.
+"""
+
+import functools
+import hashlib
+from importlib.resources import files
+from typing import NamedTuple
+
+
+class Method(NamedTuple):
+    """A method's own lines: what becomes of a row when it gained, and by what it is ranked.
+
+    The text stands inside the loop over rows: ``at`` is the row's place in every ``[B, H, n]`` array,
+    ``gained`` its fused weight; it writes ``NAME_out[at]``, and sets ``score`` if it ranks.
+    """
+
+    name: str
+    text: str  # C with `at`, `gained`, the arrays and `factors[1:]`
+    reads: tuple[str, ...] = ()  # float32 arrays [B, H, n]
+    writes: tuple[str, ...] = ()  # float32 arrays [B, H, n], each named as an array read, or new
+    adjust: str = "(logit)"  # a logit before the softmax, in `logit` and `at`
+
+
+class Fragment(NamedTuple):
+    """A part of a body: a file ``text/NAME.vqx``, and the arrays that it reads and writes."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+FRAGMENTS = {
+    "logits": Fragment(("queries", "keys", "sizes", "factors"), ("logits",)),
+    "tops": Fragment(("logits", "position", "sizes", "factors", "starts", "sinks"), ("tops",)),
+    "columns": Fragment(("logits", "tops", "position", "sizes", "factors", "starts", "shares"), ()),
+    "lowest": Fragment(("ranked", "position", "sizes"), ("slot",)),
+    "survivors": Fragment(("ranked", "position", "sizes"), ("stay",)),
+}
+ATTENTION = ("logits", "tops", "columns")
+STRIDED = ("queries", "keys")
+"""Arrays that a kernel reads where they lie; all others come row by row."""
+
+
+class Body(NamedTuple):
+    """One kernel: fragments that run one after another in each block."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    text: str
+    adjust: str
+
+    @property
+    def strided(self) -> bool:
+        return any(name in STRIDED for name in self.reads)
+
+    def source(self, target: str) -> str:
+        """What stands in the kernel's braces: where a block is, and the body."""
+        return PROLOGUE[target] + self.text
+
+    def header(self, target: str) -> str:
+        """What stands before the kernel."""
+        adjust = f"#define VQX_ADJUST(logit, at) {self.adjust}\n"
+        return "".join(_text(name) for name in HEADERS[target]) + adjust + _text("attention.h")
+
+    @property
+    def key(self) -> str:
+        """Tells apart bodies of one name: MLX and the host keep what they compiled by it."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:10]
+
+
+HEADERS = {
+    "metal": ("metal.h", "arithmetic.h", "gpu.h"),
+    "cuda": ("cuda.h", "arithmetic.h", "gpu.h"),
+    "host": ("host.h", "arithmetic.h", "loops.h"),
+}
+# MLX declares a thread's attribute only where its name occurs in the source, so they are spelled out here.
+PROLOGUE = {
+    "metal": """const vqx_u32 vqx_tid = thread_index_in_threadgroup;
+const vqx_u32 vqx_lane = thread_index_in_simdgroup;
+const vqx_u32 vqx_warp = simdgroup_index_in_threadgroup;
+const int vqx_part = int(threadgroup_position_in_grid.x);
+const int vqx_row = int(threadgroup_position_in_grid.y);
+VQX_SCRATCH;
+""",
+    "cuda": """const vqx_u32 vqx_tid = threadIdx.x;
+const vqx_u32 vqx_lane = threadIdx.x & 31u;
+const vqx_u32 vqx_warp = threadIdx.x >> 5;
+const int vqx_part = int(blockIdx.x);
+const int vqx_row = int(blockIdx.y);
+VQX_SCRATCH;
+""",
+    "host": "",
+}
+GAINED = Method("gained", "gained_out[at] = gained;", writes=("gained",))
+"""No method: the fused weights themselves."""
+
+
+def compose(names: tuple[str, ...], method: Method = GAINED, *, ranks: bool = False) -> Body:
+    """The body of several fragments; ``ranks`` has a method's score guarded and written to ``ranked``."""
+    reads: list[str] = []
+    writes: list[str] = []
+    texts = []
+    for name in names:
+        asks, gives = FRAGMENTS[name]
+        text = _text(f"{name}.vqx")
+        if name in ("tops", "columns"):
+            asks += tuple(read for read in method.reads if read in method.adjust)
+        if name == "columns":
+            asks += method.reads
+            gives += tuple(f"{write}_out" for write in method.writes) + (("ranked",) if ranks else ())
+            own = f"float score = gained;\n{method.text}\n" + _text("guard.vqx")
+            text = text.replace("METHOD\n", own if ranks else method.text + "\n")
+        reads += [ask for ask in asks if ask not in (*reads, *writes)]
+        writes += gives
+        texts.append(text)
+    name = "_".join((method.name, *names)) if "columns" in names else "_".join(names)
+    return Body(name, tuple(reads), tuple(writes), "".join(texts), method.adjust)
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return (files("vqx_kernels") / "text" / name).read_text()

@@ -1,0 +1,89 @@
+"""A body on a target: built when it first runs, since MLX builds a kernel only where its device is.
+
+On Metal and CUDA a kernel is a node of MLX's graph like any other; on the host it runs at once.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+
+from vqx_kernels import host
+from vqx_kernels.bodies import STRIDED, Body
+
+THREADS = 256
+"""Threads of a block: few enough for the registers of any Apple GPU, and the order of every sum."""
+
+Outputs: TypeAlias = Sequence[tuple[tuple[int, ...], mx.Dtype]]
+Build: TypeAlias = Any
+"""``mx.fast.metal_kernel``, ``mx.fast.cuda_kernel``, or what takes their place in a test."""
+
+
+def run(
+    target: str,
+    body: Body,
+    arrays: Mapping[str, mx.array],
+    constants: Mapping[str, int],
+    *,
+    rows: int,
+    parts: int = 1,
+    outputs: Outputs,
+) -> list[mx.array]:
+    """Run ``parts`` times ``rows`` blocks of a body.
+
+    Args:
+        target: ``host``, ``metal`` or ``cuda``, which must be available.
+        arrays: what ``body.reads`` names; of at least one axis, since a number is no pointer in Metal.
+        constants: integers that the text is compiled for.
+        outputs: shape and dtype of each of ``body.writes``.
+    """
+    if target == "host":
+        return host.run(body, [arrays[name] for name in body.reads], constants, parts, rows, outputs)
+    inputs = [_laid_out(name, arrays[name], body) for name in body.reads]
+    return launch(built(target, body), inputs, constants, rows=rows, parts=parts, outputs=outputs)
+
+
+def launch(
+    kernel: Any,
+    inputs: list[mx.array],
+    constants: Mapping[str, int],
+    *,
+    rows: int,
+    parts: int,
+    outputs: Outputs,
+    **more: Any,
+) -> list[mx.array]:
+    """Call what ``mx.fast.metal_kernel`` or ``mx.fast.cuda_kernel`` returned."""
+    results: list[mx.array] = kernel(
+        inputs=inputs,
+        template=list(constants.items()),
+        grid=(parts * THREADS, rows, 1),
+        threadgroup=(THREADS, 1, 1),
+        output_shapes=[shape for shape, _ in outputs],
+        output_dtypes=[dtype for _, dtype in outputs],
+        **more,
+    )
+    return results
+
+
+@functools.cache
+def built(target: str, body: Body) -> Any:
+    """The kernel as MLX builds it."""
+    return (mx.fast.metal_kernel if target == "metal" else mx.fast.cuda_kernel)(**texts(target, body))
+
+
+def texts(target: str, body: Body) -> dict[str, Any]:
+    """What ``mx.fast.metal_kernel`` and ``mx.fast.cuda_kernel`` are called with."""
+    return {
+        "name": f"vqx_{body.name}_{body.key}",
+        "input_names": list(body.reads),
+        "output_names": list(body.writes),
+        "header": body.header(target),
+        "source": body.source(target),
+        "ensure_row_contiguous": not body.strided,
+    }
+
+
+def _laid_out(name: str, array: mx.array, body: Body) -> mx.array:
+    return array if name in STRIDED or not body.strided else mx.contiguous(array)

@@ -1,0 +1,73 @@
+// Loops and reductions of a block of VQX_WARPS times 32 threads, the same for Metal and CUDA. Sums are
+// butterflies 1, 2, 4, 8, 16, so every lane ends with the same bits, then the warps one by one.
+#define VQX_WARPS 8
+#define VQX_THREADS (32 * VQX_WARPS)
+VQX_FN float vqx_block_sum(float v, VQX_TG float* scratch, vqx_u32 lane, vqx_u32 warp) {
+  for (vqx_u32 m = 1u; m < 32u; m <<= 1) v = v + vqx_xor(v, m);
+  if (lane == 0u) scratch[warp] = v;
+  VQX_BARRIER();
+  v = scratch[0];
+  for (int w = 1; w < VQX_WARPS; w++) v = v + scratch[w];
+  VQX_BARRIER();
+  return v;
+}
+VQX_FN float vqx_block_max(float v, VQX_TG float* scratch, vqx_u32 lane, vqx_u32 warp) {
+  for (vqx_u32 m = 1u; m < 32u; m <<= 1) v = vqx_max(v, vqx_xor(v, m));
+  if (lane == 0u) scratch[warp] = v;
+  VQX_BARRIER();
+  v = scratch[0];
+  for (int w = 1; w < VQX_WARPS; w++) v = vqx_max(v, scratch[w]);
+  VQX_BARRIER();
+  return v;
+}
+VQX_FN vqx_u32 vqx_block_count(vqx_u32 v, VQX_TG vqx_u32* scratch, vqx_u32 lane, vqx_u32 warp) {
+  for (vqx_u32 m = 1u; m < 32u; m <<= 1) v = v + vqx_xor(v, m);
+  if (lane == 0u) scratch[warp] = v;
+  VQX_BARRIER();
+  v = scratch[0];
+  for (int w = 1; w < VQX_WARPS; w++) v = v + scratch[w];
+  VQX_BARRIER();
+  return v;
+}
+VQX_FN int vqx_block_first(float s, int p, int i, VQX_TG float* scores, VQX_TG vqx_u32* places, VQX_TG vqx_u32* slots, vqx_u32 lane, vqx_u32 warp) {
+  for (vqx_u32 m = 1u; m < 32u; m <<= 1) {
+    float os = vqx_xor(s, m);
+    int op = int(vqx_xor(vqx_u32(p), m));
+    int oi = int(vqx_xor(vqx_u32(i), m));
+    if (vqx_before(os, op, oi, s, p, i)) { s = os; p = op; i = oi; }
+  }
+  if (lane == 0u) { scores[warp] = s; places[warp] = vqx_u32(p); slots[warp] = vqx_u32(i); }
+  VQX_BARRIER();
+  s = scores[0];
+  p = int(places[0]);
+  i = int(slots[0]);
+  for (int w = 1; w < VQX_WARPS; w++)
+    if (vqx_before(scores[w], int(places[w]), int(slots[w]), s, p, i)) { s = scores[w]; p = int(places[w]); i = int(slots[w]); }
+  VQX_BARRIER();
+  return i;
+}
+// The products of one key with QB queries: eight lanes share a key, each takes every eighth number.
+template <int QB, int D, typename T>
+VQX_FN void vqx_dots(VQX_THREAD float* dots, const VQX_DEV T* key, vqx_i64 stride, const VQX_TG float* asked, int lane) {
+  for (int q = 0; q < QB; q++) dots[q] = 0.0f;
+  for (int d = lane; d < D; d += 8) {
+    float x = float(key[d * stride]);
+    for (int q = 0; q < QB; q++) dots[q] = vqx_fma(x, asked[q * D + d], dots[q]);
+  }
+  for (int q = 0; q < QB; q++)
+    for (vqx_u32 m = 1u; m < 8u; m <<= 1) dots[q] = dots[q] + vqx_xor(dots[q], m);
+}
+#define VQX_EACH(i, first, last) for (int i = (first) + int(vqx_tid); i < (last); i += VQX_THREADS)
+#define VQX_ONCE if (vqx_tid == 0u)
+// A block takes VQX_KEYS keys at a time; the lanes of all go round together, or a shuffle would miss some.
+#define VQX_KEYS (VQX_THREADS / 8)
+#define VQX_KEY (int(vqx_tid) / 8)
+#define VQX_LANE (int(vqx_tid) & 7)
+#define VQX_DOTS(dots, key, stride, asked) vqx_dots<QB, D>(dots, key, stride, asked, VQX_LANE)
+#define VQX_SCRATCH VQX_SHARED(float, vqx_floats, VQX_WARPS); VQX_SHARED(vqx_u32, vqx_words, VQX_WARPS); VQX_SHARED(vqx_u32, vqx_slots, VQX_WARPS)
+#define VQX_BLOCK_SUM(dst, i, n, expr) float dst = 0.0f; VQX_EACH(i, 0, n) dst = dst + (expr); dst = vqx_block_sum(dst, vqx_floats, vqx_lane, vqx_warp)
+#define VQX_BLOCK_MAX(dst, i, n, expr) float dst = -INFINITY; VQX_EACH(i, 0, n) dst = vqx_max(dst, (expr)); dst = vqx_block_max(dst, vqx_floats, vqx_lane, vqx_warp)
+#define VQX_BLOCK_COUNT(dst, i, n, expr) vqx_u32 dst = 0u; VQX_EACH(i, 0, n) dst = dst + ((expr) ? 1u : 0u); dst = vqx_block_count(dst, vqx_words, vqx_lane, vqx_warp)
+#define VQX_BLOCK_FIRST(dst, i, n, score, place) int dst = 0x7fffffff; { float vqx_s = INFINITY; int vqx_p = 0x7fffffff; \
+  VQX_EACH(i, 0, n) { float vqx_t = (score); int vqx_o = (place); if (vqx_before(vqx_t, vqx_o, i, vqx_s, vqx_p, dst)) { vqx_s = vqx_t; vqx_p = vqx_o; dst = i; } } \
+  dst = vqx_block_first(vqx_s, vqx_p, dst, vqx_floats, vqx_words, vqx_slots, vqx_lane, vqx_warp); }

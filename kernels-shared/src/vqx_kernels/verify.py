@@ -1,0 +1,133 @@
+"""``python -m vqx_kernels.verify``: whether this machine's kernels give the bits that they should.
+
+Prints EQUAL, or what differs. On a Mac it tries Metal, on an NVIDIA machine CUDA, elsewhere the host's C
+loops; the expected bits stand in the package.
+"""
+
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from vqx_kernels import attention, probe, selection
+from vqx_kernels.attention import Asked, Guard, Rule
+
+TYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+class Case(NamedTuple):
+    """One call of a kernel: shapes, types, and what becomes of the weights."""
+
+    name: str
+    dtype: str
+    batch: int
+    heads: int
+    group: int
+    length: int  # queries
+    rows: int
+    width: int
+    rule: Rule = Rule()
+
+
+CASES = [
+    Case("one query", "float32", 1, 8, 1, 1, 512, 128, Rule("nothing")),
+    Case("half", "float16", 1, 4, 4, 1, 512, 128, Rule("nothing")),
+    Case("bfloat", "bfloat16", 1, 4, 4, 1, 512, 64, Rule("nothing")),
+    Case("two sequences", "float32", 2, 2, 3, 1, 301, 80, Rule("nothing")),
+    Case("narrow", "bfloat16", 1, 2, 2, 1, 100, 36, Rule("itself")),
+    Case("wide", "float16", 1, 2, 8, 1, 130, 256, Rule("nothing")),
+    Case("many rows", "float16", 1, 2, 4, 1, 4500, 64, Rule("nothing")),
+    Case("more rows", "bfloat16", 1, 1, 4, 1, 32768, 64, Rule("nothing")),
+    Case("window", "float32", 1, 2, 3, 8, 200, 64, Rule("later", queries="mean")),
+    Case("greatest", "float16", 1, 2, 2, 8, 200, 64, Rule("later", group="max", queries="max")),
+    Case("old rows", "float32", 1, 2, 2, 8, 200, 64, Rule("newest", old=8, fuse_logits="sum")),
+    Case("fading", "float32", 2, 2, 2, 5, 200, 32, Rule("later", decay=0.9)),
+]
+
+
+def inputs(number: int, case: Case) -> tuple[Asked, mx.array]:
+    """The arrays of a case, drawn from its number, and a mass ``[B, H, n]``."""
+    made = np.random.Generator(np.random.Philox(number))
+    lanes, n = (case.batch, case.heads), case.rows
+    queries = made.standard_normal((*lanes, case.group, case.length, case.width)).astype(np.float32)
+    keys = made.standard_normal((*lanes, n, case.width)).astype(np.float32)
+    position = made.permuted(np.broadcast_to(np.arange(n, dtype=np.int32), (*lanes, n)), axis=2)
+    mass = made.random((*lanes, n), np.float32)
+    dtype = TYPES[case.dtype]
+    asked = Asked(
+        mx.array(queries).astype(dtype), mx.array(keys).astype(dtype), mx.array(position), n - case.length,
+        case.width**-0.5,
+    )  # fmt: skip
+    return asked, mx.array(mass)
+
+
+def special() -> Iterator[tuple[str, mx.array, mx.array]]:
+    """Scores and positions in which a careless selection goes wrong."""
+    place = mx.array(
+        np.random.Generator(np.random.Philox(1)).permuted(np.tile(np.arange(700), (1, 2, 1)), axis=2)
+    )
+    place = place.astype(mx.int32)
+    yield "all equal", mx.zeros((1, 2, 700)), place
+    yield "equal far apart", mx.where(place % 256 == 3, -1.0, 1.0), place
+    yield "all protected", mx.full((1, 2, 700), mx.inf), place
+    yield "zeros of both signs", mx.where(place % 2 == 0, 0.0, -0.0), place
+    ends = mx.where(place % 5 == 0, -mx.inf, mx.where(place % 7 == 0, mx.inf, place.astype(mx.float32)))
+    yield "infinities", ends, place
+
+
+def computed(target: str) -> Iterator[tuple[str, dict[str, mx.array]]]:
+    """Every case on a target, by what it writes."""
+    yield "small", probe.small(target)
+    for number, case in enumerate(CASES):
+        asked, mass = inputs(number, case)
+        step = attention.step(
+            target, asked, case.rule, probe.MASS, {"mass": mass}, Guard(4, 8, ((40, 60),)), (0.5,)
+        )
+        gained = attention.gained(target, asked, case.rule)
+        yield case.name, {"mass": step.written["mass"], "slot": step.slot, "gained": gained}
+    for name, ranked, place in special():
+        slot = selection.victim(target, ranked, place)
+        yield name, {"slot": slot, "stay": selection.survivors(target, ranked, place, 500)}
+
+
+def record(target: str, path: Path) -> None:
+    """Write the bits of a target as those expected; the long rows as a sum of their bits."""
+    kept = {}
+    for name, arrays in computed(target):
+        kept.update({f"{name}/{key}": shortened(np.array(array)) for key, array in arrays.items()})
+    np.savez_compressed(path, **kept)
+
+
+def shortened(array: Any) -> Any:
+    """A long array as one number: the sum of its bits, each times its place."""
+    if array.size <= 4096 or array.dtype != np.float32:
+        return array
+    bits = array.reshape(-1).view(np.uint32).astype(np.uint64)
+    return np.array([(bits * (2 * np.arange(bits.size, dtype=np.uint64) + 1)).sum()])
+
+
+def main(target: str) -> int:
+    """Print what was found; 0 where every bit is equal."""
+    wanted, different = probe.expected(), 0
+    for name, arrays in computed(target):
+        said = probe.difference(name, {key: shortened(np.array(a)) for key, a in arrays.items()}, wanted)
+        different += bool(said)
+        print(f"{target} {name}: {said or 'equal'}")
+    device = mx.device_info().get("device_name", "") if target != "host" else platform.processor()
+    verdict = "DIFFERENT" if different else "EQUAL"
+    print(f"{verdict}: {target}, {device}, mlx {version('mlx')}, {platform.platform()}")
+    return int(different > 0)
+
+
+def here() -> str:
+    """The target to try: the GPU of this machine, or the host's loops."""
+    return "metal" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else "host"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else here()))
