@@ -10,6 +10,7 @@ import click
 import vqx
 from rich.console import Console
 from rich.markdown import Markdown
+from vqx.cli.group import in_words
 from vqx.host.models import EMBEDDED
 from vqx.settings import check, settings
 
@@ -44,7 +45,15 @@ def _option(name: str, **rest: Any) -> Callable[[Any], Any]:
     return click.option(f"--{name}", show_default=True, help=HELP[name], **rest)
 
 
-@click.command("bench")
+EPILOG = """\b
+Examples:
+  vqx bench --methods 'h2o streaming-llm' --rows 512,2048
+  vqx bench --model llama-3.2-1b --part attention --what decode,update --cadences 1,32
+  vqx bench --what prompt --tokens 2048,8192 --out results --plots --json
+"""
+
+
+@click.command("bench", epilog=EPILOG)
 @_option("model", default=EMBEDDED)
 @_option("part", default="model", type=click.Choice(["model", "attention"]))
 @_option("what", default="decode")
@@ -66,10 +75,8 @@ def command(**given: Any) -> None:
 
     A bounded cache that evicted nothing is an error: what is timed did happen.
     """
-    try:
+    with in_words():
         _command(**given)
-    except (ValueError, ModuleNotFoundError, vqx.PluginError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> None:
