@@ -135,29 +135,28 @@ def _forecast(
         if isinstance(cache, EvictingCache):
             cache.recipe = None  # a file would say how it was made, which costs a look at the weights
 
+    def forward(length: int) -> _Forward:
+        return _Forward(model, weights, caches, mx.zeros((sequences, length), mx.int32))
+
     def read(length: int) -> int:
         """One forward, and its peak, which is the same where the arrays held are."""
         shapes = (length, *((*array.shape, array.dtype) for array in _held(caches)))
-        forward = _Forward(model, weights, caches, mx.zeros((sequences, length), mx.int32))
         if shapes in known:
-            forward.pretend()
+            forward(length).pretend()
         else:
-            known[shapes] = forward.peak()
+            known[shapes] = forward(length).peak()
         return known[shapes]
 
     chunks = [min(chunk, prompt - 1 - first) for first in range(0, prompt - 1, chunk)]
     reading = max([read(length) for length in chunks], default=taken)
-    answering = 0
-    for _ in range(tokens):
-        shapes = len(known)
-        answering = max(answering, read(1))
-        if shapes == len(known) and all(map(_full, caches)):
-            break  # from here on each step is as one before
+    few = 3 + max(
+        [cache.plan.options.interval for cache in caches if isinstance(cache, EvictingCache)] or [0]
+    )
+    answering = max(read(1) for _ in range(min(few, tokens)))
+    if tokens > 2 * few:  # what is between holds less than what comes after it
+        forward(tokens - 2 * few).pretend()
+    answering = max([answering, *(read(1) for _ in range(min(few, tokens - few)))])
     return Forecast(budget, taken, sum(array.nbytes for array in _held(caches)), reading, answering)
-
-
-def _full(cache: Any) -> bool:
-    return isinstance(cache, EvictingCache) and cache.tokens_kept < cache.tokens_seen
 
 
 class _Forward:
