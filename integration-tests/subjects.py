@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import vqx  # isort: skip  # before mlx
 
+import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from vqx import EvictingCache, LayerInfo, MethodSpec, Options
@@ -120,6 +121,14 @@ def cache_of(method: str, engine: Options, shape: Shape, **options: Any) -> Evic
     (built,) = methods_for(chain_of(method), _fitted(method, options), [layer])
     rotary = rotary_of(nn.RoPE(shape.width), shape.width) if built.scorer.rotary else None
     return EvictingCache(built, engine, rotary=rotary)
+
+
+def read_once(reader: Any, tokens: mx.array, caches: Mapping[str, list[Any]]) -> None:
+    """One forward for all; layers that share their rows look at the forward, so it has to be their own."""
+    alone = [name for name in caches if name in NATURES and NATURES[name].shares_layers]
+    reader.read_together(tokens, [each for name, each in caches.items() if name not in alone])
+    for name in alone:
+        mx.eval(reader.model.model(tokens, cache=caches[name]), [cache.state for cache in caches[name]])
 
 
 def check_full(caches: Sequence[EvictingCache], budget: int) -> None:
