@@ -183,9 +183,8 @@ def pythons(session: nox.Session) -> None:
     """Each of the packages' tests once, with every Python that is here."""
     session.install("--group", "parallel", *_wheels(PLUGINS))
     with _elsewhere(session):
-        _pytest(
-            session, *PARALLEL, "--each-once", *(one.folder / "tests" for one in PACKAGES), *session.posargs
-        )
+        folders = [one.folder / "tests" for one in PACKAGES]
+        _pytest(session, *PARALLEL, "--each-once", *folders, *session.posargs)
 
 
 @nox.session(default=False, requires=["wheels"])
@@ -239,7 +238,7 @@ def links(session: nox.Session) -> None:
 
 
 def _sphinx(session: nox.Session, builder: str, *options: str) -> None:
-    session.install("--group", "docs", *_wheels(PLUGINS, "cpu,demo,testing"))
+    session.install("--group", "docs", "--group", "model", *_wheels(PLUGINS))
     trees = str(Path(session.create_tmp(), "trees"))
     session.run(
         "sphinx-build", "-q", "-b", builder, *options, "-c", "docs", "-d", trees, ".", f"build/{builder}"

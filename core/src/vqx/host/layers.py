@@ -1,5 +1,6 @@
 """Which layer of a model a cache belongs to: hybrids have layers without one, and caches of other kinds."""
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.nn as nn
@@ -21,6 +22,12 @@ def own_caches(model: nn.Module) -> list[Any]:
 def plain_layers(model: nn.Module) -> list[int]:
     """The numbers of the caches that hold plain keys and values: those that can evict."""
     return [number for number, cache in enumerate(own_caches(model)) if type(cache) is KVCache]
+
+
+def caches_with(model: nn.Module, plain: Callable[[int], Any]) -> list[Any]:
+    """The model's own caches, with ``plain(number)`` in the place of each of :func:`plain_layers`."""
+    places = plain_layers(model)
+    return [plain(number) if number in places else cache for number, cache in enumerate(own_caches(model))]
 
 
 def layer_of(model: nn.Module, number: int) -> nn.Module | None:

@@ -8,10 +8,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
 from mlx_lm.models import llama
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import RotatingKVCache
 
 from vqx.host.embedded import load_embedded
-from vqx.host.layers import own_caches
+from vqx.host.layers import caches_with
 
 EMBEDDED = "embedded"
 
@@ -32,10 +32,7 @@ def load_model(name: str = EMBEDDED) -> tuple[nn.Module, Any]:
 
 def rotating_caches(model: nn.Module, budget: int, keep: int = 4) -> list[Any]:
     """mlx-lm's rotating cache of ``budget`` rows in every layer that holds a plain key-value cache."""
-    return [
-        RotatingKVCache(max_size=budget, keep=keep) if type(cache) is KVCache else cache
-        for cache in own_caches(model)
-    ]
+    return caches_with(model, lambda number: RotatingKVCache(max_size=budget, keep=keep))
 
 
 def random_llama(sizes: Mapping[str, Any], dtype: mx.Dtype) -> nn.Module:

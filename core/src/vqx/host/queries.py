@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache
 
 from vqx.cache import EvictingCache
-from vqx.host.caches import own_caches
+from vqx.host.layers import caches_with
 from vqx.host.watching import watch_attention
 from vqx.options import Options
 from vqx.scorers import WHOLE, Method, Scorer
@@ -27,10 +26,8 @@ def queries_of(model: nn.Module, tokens: Sequence[int]) -> dict[int, mx.array]:
         raise ValueError("no tokens to read: give a text")
     watch_attention(model)
     remember = Method(Scorer(score=lambda held: 0.0, window=len(tokens)), WHOLE)
-    caches = [
-        EvictingCache(remember, Options(queries="model"), number=number) if type(cache) is KVCache else cache
-        for number, cache in enumerate(own_caches(model))
-    ]
+    options = Options(queries="model")
+    caches = caches_with(model, lambda number: EvictingCache(remember, options, number=number))
     model(mx.array([tokens]), cache=caches)
     found = {}
     for cache in caches:

@@ -7,29 +7,15 @@ import vqx
 def vqx_methods() -> list[vqx.MethodSpec]:
     from vqx_streaming_llm.method import SlidingWindowConfig, StreamingConfig, build
 
-    paper = "arXiv 2309.17453"
+    both = "the first rows and the newest"
+    named = (
+        ("streaming-llm", both, StreamingConfig),
+        ("sink", f"{both}, by its plain name", StreamingConfig),
+        ("sliding-window", "the newest rows", SlidingWindowConfig),
+    )
     return [
-        vqx.MethodSpec(
-            name="streaming-llm",
-            summary="the first rows and the newest",
-            paper=paper,
-            config=StreamingConfig,
-            build=build,
-        ),
-        vqx.MethodSpec(
-            name="sink",
-            summary="the first rows and the newest, by its plain name",
-            paper=paper,
-            config=StreamingConfig,
-            build=build,
-        ),
-        vqx.MethodSpec(
-            name="sliding-window",
-            summary="the newest rows",
-            paper=paper,
-            config=SlidingWindowConfig,
-            build=build,
-        ),
+        vqx.MethodSpec(name=name, summary=summary, paper="arXiv 2309.17453", config=config, build=build)
+        for name, summary, config in named
     ]
 
 
