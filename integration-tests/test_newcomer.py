@@ -1,6 +1,6 @@
 """A new method touches no file outside its folder: forty lines, rendered from ``docs/template``, built,
 installed beside the core, the kernels and the evaluation in an empty environment with the newest Python here,
-found by name, put through the laws, asked to generate, and measured.
+found by name, put through the laws, asked to generate alone and in batches, with kernels, and measured.
 """
 
 import json
@@ -125,6 +125,40 @@ print(len(tokens), {(cache.tokens_seen >= 29, cache.tokens_kept) for cache in ca
 
 def test_it_generates_text_within_its_budget(newcomer: Newcomer) -> None:
     assert newcomer.run("python", "-W", "error", "-c", GENERATE) == "10 {(True, 12)}\n"
+
+
+KERNELS = """
+import os, numpy as np, vqx_kernels
+kept, calls, loops = {}, [], vqx_kernels.gained
+vqx_kernels.gained = lambda *given: calls.append(given[0]) or loops(*given)
+for device in ("reference", "host"):
+    os.environ["VQX_DEVICE"] = device
+    caches = vqx.make_cache(model, "half-life", budget=12)
+    assert len([*generate_step(prompt, model, max_tokens=10, prompt_cache=caches)]) == 10
+    kept[device] = [np.sort(np.array(cache.position)) for cache in caches]
+assert set(calls) == {"host"}, calls
+print(all(map(np.array_equal, kept["reference"], kept["host"])))
+"""
+
+
+def test_kernels_serve_it_and_keep_the_same_rows(newcomer: Newcomer) -> None:
+    assert newcomer.run("python", "-c", GENERATE + KERNELS).endswith("True\n")
+
+
+BATCH = """
+import mlx_lm, sys
+model, tokenizer = mlx_lm.load(sys.argv[1])
+texts = ("The ferry leaves at nine, and nobody waits.", "Bread wants flour, time, salt.")
+prompts = [tokenizer.encode(text) for text in texts]
+vqx.attach(model, "half-life", budget=12)
+alone = [mlx_lm.generate(model, tokenizer, prompt, max_tokens=9) for prompt in prompts]
+together = mlx_lm.batch_generate(model, tokenizer, prompts, max_tokens=9)
+print(together.texts == alone, all(alone))
+"""
+
+
+def test_two_prompts_in_a_batch_are_answered_as_each_alone(newcomer: Newcomer, small_model: Path) -> None:
+    assert newcomer.run("python", "-c", GENERATE + BATCH, str(small_model)).endswith("True True\n")
 
 
 SMALL_MODEL = """
