@@ -134,7 +134,7 @@ def boundaries(session: nox.Session) -> None:
 
 @nox.session
 def newcomer(session: nox.Session) -> None:
-    """A method of forty lines: rendered, built, installed beside the core, found, and put through everything."""
+    """A method of forty lines: rendered, built, installed beside the core, found, and tried."""
     session.install("--group", "newcomer")
     with _elsewhere(session):
         _pytest(session, "--noconftest", ROOT / "integration-tests" / "test_newcomer.py")
