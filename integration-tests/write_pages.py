@@ -35,6 +35,8 @@ COSTS = {
     "window": "so many queries are held; their attention is repeated at each cut; their rows are fixed",
     "interval": "up to that many rows less one above the budget; fewer cuts, so less time",
     "undo": "that many rows more, and one, in each layer",
+    "bits": "rows are rounded; each step widens those of a layer before attention reads them",
+    "group_size": "smaller groups round less and hold more scales",
     "spans": "their rows are taken off what a score may choose",
     "profile": "measured once: as many readings of the texts as the model has layers",
     "filters": "made once: one reading of a text",

@@ -17,7 +17,7 @@ def test_prefixed_fields_become_the_methods_options(tiny_llama: Callable[..., nn
     config = KVCacheConfig(method="toy", head_dim=128, toy_budget=9, toy_n_sink=1, toy_decay=0.5)
     caches = KVCacheBuilder.for_model(tiny_llama(), config)
     assert [type(cache) for cache in caches] == [EvictingCache] * 2
-    method, options, rotary = caches[0].plan
+    method, options, rotary, *_ = caches[0].plan
     assert (method.budget, method.n_sink, method.recent) == (9, 1, 0)
     assert (options.queries, options.cadence, options.positions) == ("keys", "token", "absolute")
     assert rotary is None

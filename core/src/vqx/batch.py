@@ -13,8 +13,7 @@ import mlx.core as mx
 
 from vqx import joined
 from vqx.allotment import Allotment
-from vqx.layer import Layer, Plan, admit, caught_up, settle, stand_ins, wait, watch
-from vqx.rows import filled
+from vqx.layer import Layer, Plan, admit, caught_up, dense, settle, stand_ins, wait, watch
 from vqx.saved import Recipe
 from vqx.shown import check, unusable
 
@@ -180,7 +179,7 @@ class EvictingBatch:
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """As attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
         if len(self.parts) == 1 and self.parts[0].layer is not None and self._together:
-            return filled(self.parts[0].layer.rows)
+            return dense(self.plan, self.parts[0].layer)
         kept = max(self._rows())
         order: list[int] = []
         both: list[list[mx.array]] = [[], []]
@@ -442,10 +441,11 @@ class EvictingBatch:
 
     def _filled(self, part: Part) -> tuple[mx.array, mx.array]:
         if part.layer is not None:
-            return filled(part.layer.rows)
-        keys, values, *_ = self._any().rows
-        batch, none = len(part.members), [keys, values]
-        keys, values = (mx.zeros((batch, a.shape[1], 0, a.shape[3]), a.dtype) for a in none)
+            return dense(self.plan, part.layer)
+        keys, values = (
+            mx.zeros((len(part.members), one.shape[1], 0, one.shape[3]), one.dtype)
+            for one in dense(self.plan, self._any())
+        )
         return keys, values
 
     def _any(self) -> Layer:

@@ -13,10 +13,10 @@ import mlx.core as mx
 from vqx import lanes
 from vqx.allotment import Allotment
 from vqx.batch import EvictingBatch, unfit
-from vqx.layer import Layer, Plan, admit, admit_bare, caught_up, placed, stand_ins, wait, watch
+from vqx.layer import Layer, Plan, admit, admit_bare, caught_up, dense, placed, stand_ins, wait, watch, widths
 from vqx.options import Options
+from vqx.packing import Packing
 from vqx.positions import Rotary
-from vqx.rows import filled
 from vqx.saved import Recipe, Saved, layer_of, parts, written
 from vqx.scorers import Method
 from vqx.shown import check, unusable
@@ -33,6 +33,7 @@ class EvictingCache:
         updated: called once new rows are there, with the cache.
         allotment: what the layers decide together, where ``method.share`` says that they do.
         recipe: how it was made, which a file of it says; None: it cannot be saved.
+        packing: how rows are held in fewer bits, as ``options.bits`` says; None: as they come.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class EvictingCache:
         updated: Callable[["EvictingCache"], None] | None = None,
         allotment: Allotment | None = None,
         recipe: Recipe | None = None,
+        packing: Packing | None = None,
     ) -> None:
         if options.queries is None:
             raise ValueError("queries=None: a single cache needs 'model', 'keys' or 'centred-keys'")
@@ -62,7 +64,12 @@ class EvictingCache:
             _check_shared(method, options)
         if (method.share is None) != (allotment is None):
             raise ValueError("layers that share their rows decide together: build them with vqx.make_cache")
-        self.plan = Plan(method, options, rotary)
+        if packing is not None and method.merge is not None:
+            raise ValueError(
+                f"bits={options.bits}: this method changes values, which rows in fewer bits do not allow; use"
+                " a method that drops rows, or leave bits out"
+            )
+        self.plan = Plan(method, options, rotary, packing)
         watching = method.scorer.reads_queries and options.queries == "model"
         self._unshown = "computes attention by itself" if watching else ""
         self.number = number
@@ -107,8 +114,8 @@ class EvictingCache:
         """
         if self._spare and not self.unseen and (keys.shape, values.shape) == self._shapes:
             self._spare -= 1
-            self._layer = admit_bare(cast(Layer, self._layer), keys, values)
-            return self._admitted(*filled(self._layer.rows))
+            self._layer = admit_bare(self.plan, cast(Layer, self._layer), keys, values)
+            return self._admitted(*dense(self.plan, self._layer))
         self._check(keys, values)
         self._decide()
         if self.allotment is not None and self._layer is not None:
@@ -200,7 +207,7 @@ class EvictingCache:
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The rows held, as attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
         layer = self._held()
-        keys, values = filled(layer.rows)
+        keys, values = dense(self.plan, layer)
         return (placed(self.plan, layer) if self.plan.compact else keys), values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
@@ -245,6 +252,16 @@ class EvictingCache:
             raise ValueError(
                 f"layer {self.number}: the cache was saved with a budget of {facts.get('budget')!r}, and its"
                 f" method now gives {self.plan.method.budget}: make it anew"
+            )
+        packing = self.plan.packing
+        if (
+            packing is not None
+            and facts.get("empty") is not True
+            and facts.get("dtype") != str(packing.dtype)
+        ):
+            raise ValueError(
+                f"layer {self.number}: the cache was saved from numbers of {facts.get('dtype')!r}, and the"
+                f" model makes {packing.dtype}: make it anew"
             )
         if facts.get("empty") is not True:
             self.layer = layer_of(facts, arrays, self.plan, like)
@@ -292,8 +309,8 @@ class EvictingCache:
 
     @property
     def full_seq_bytes(self) -> int:
-        """Bytes that the keys and values of all tokens seen would take."""
-        return self._row_bytes() * self.tokens_seen
+        """Bytes that the keys and values of all tokens seen would take, as they came."""
+        return self._row_bytes(dense=True) * self.tokens_seen
 
     @property
     def compression_ratio(self) -> float:
@@ -360,6 +377,8 @@ class EvictingCache:
         if self.layer is None:
             return {**facts, "budget": None if shared else budget, "empty": True}, {}
         told, arrays = parts(self.layer)
+        if self.plan.packing is not None:
+            facts["dtype"] = str(self.plan.packing.dtype)
         if self._nan is not None:
             arrays["nan"] = self._nan
         if shared is not None:
@@ -372,24 +391,28 @@ class EvictingCache:
             raise ValueError("the cache is empty: nothing was stored yet")
         return self._layer
 
-    def _row_bytes(self) -> int:
+    def _row_bytes(self, *, dense: bool = False) -> int:
         if self._layer is None:
             return 0
-        keys, values, *_ = self._layer.rows
-        batch, heads, _, width = keys.shape
-        return batch * heads * self._layer.heads * (width + values.shape[3]) * keys.dtype.size
+        rows, packing = self._layer.rows, self.plan.packing
+        batch, heads, _, width = rows.keys.shape
+        number, channels = rows.keys.dtype.size, width + rows.values.shape[3]
+        if dense and packing is not None:
+            number, channels = packing.dtype.size, packing.width + packing.value_width
+        return int(batch * heads * self._layer.heads * channels * number)
 
     def _check(self, keys: mx.array, values: mx.array) -> None:
         self.check_pending()
         if self._layer is None:
             return
-        rows = self._layer.rows
-        for name, new, held in (("keys", keys, rows.keys), ("values", values, rows.values)):
-            batch, heads, _, width = held.shape
+        batch, heads, *_ = self._layer.rows.keys.shape
+        each = zip(("keys", "values"), (keys, values), widths(self.plan, self._layer.rows), strict=True)
+        for name, new, width in each:
+            held = (batch, heads * self._layer.heads, self._layer.size, width)
             if (*new.shape[:2], new.shape[3]) != (batch, heads * self._layer.heads, width):
                 raise ValueError(
                     f"layer {self.number}: {name} of shape {new.shape} do not fit the rows held,"
-                    f" {held.shape} [batch, heads, rows, width]; use a fresh cache for another batch"
+                    f" {held} [batch, heads, rows, width]; use a fresh cache for another batch"
                 )
 
 

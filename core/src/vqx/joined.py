@@ -211,10 +211,13 @@ def _first(layer: Layer, n: int) -> Layer:
 
 def _arrived(plan: Plan, each: Each, keys: mx.array, values: mx.array) -> Rows:
     """The next row of every sequence."""
-    start = np.array(each.tokens_seen)
+    start, held = np.array(each.tokens_seen), (keys, values)
+    if plan.packing is not None:
+        held = plan.packing.packed(keys, values)
+        keys, values = plan.packing.unpacked(*held)
     columns = plan.method.scorer.init(Arrivals(keys, values, start))
     position = mx.broadcast_to(mx.array(start, mx.int32)[:, None, None], keys.shape[:3])
-    return Rows(keys, values, position, {name: mx.array(column) for name, column in columns.items()})
+    return Rows(*held, position, {name: mx.array(column) for name, column in columns.items()})
 
 
 def _resized(layer: Layer, n: int, bound: int) -> Layer:

@@ -11,6 +11,7 @@ import mlx.core as mx
 from vqx import eviction, lanes
 from vqx.attention import HIDDEN, Block
 from vqx.options import Options
+from vqx.packing import Packing
 from vqx.positions import Rotary
 from vqx.ranking import top
 from vqx.replay import replay
@@ -108,6 +109,7 @@ class Plan(NamedTuple):
     method: Method
     options: Options
     rotary: Rotary | None = None
+    packing: Packing | None = None
 
     @property
     def compact(self) -> bool:
@@ -149,7 +151,7 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
     """Settle what is pending, then hold S more rows: keys ``[B, H, S, D]``, rotated from ``origin`` on."""
     length = keys.shape[2]
     if layer is not None and length == 1 and plan.spare(layer):
-        return admit_bare(layer, mx.depends([keys], layer.carried)[0], values)
+        return admit_bare(plan, layer, mx.depends([keys], layer.carried)[0], values)
     start = layer.tokens_seen if layer is not None else 0
     new = _new(plan, keys, values, start, origin)
     bound = (plan.method.budget + plan.options.interval) * (1 if layer is None else layer.heads)
@@ -158,7 +160,7 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
     else:
         layer = caught_up(plan, layer)
         # what no logits need is evaluated with this forward: no graph grows over tokens
-        new = new._replace(keys=mx.depends([keys], layer.carried)[0])
+        new = new._replace(keys=mx.depends([new.keys], layer.carried)[0])
         layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
         new = new if layer.heads == 1 else lanes.one_lane(new)
         rows = append(layer.rows, new, bound) if slot is None else overwrite(layer.rows, slot, new)
@@ -169,8 +171,10 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
     )
 
 
-def admit_bare(layer: Layer, keys: mx.array, values: mx.array) -> Layer:
+def admit_bare(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer:
     """Hold one more row, ``[B, H, 1, D]``, and leave all else for later: where ``Plan.spare`` says so."""
+    if plan.packing is not None:
+        keys, values = plan.packing.packed(keys, values)
     rows = append_bare(layer.rows, keys, values)
     return layer._replace(rows=rows, tokens_seen=layer.tokens_seen + 1, last=1, generated=layer.generated + 1)
 
@@ -180,10 +184,10 @@ def caught_up(plan: Plan, layer: Layer) -> Layer:
     rows, waiting = layer.rows, layer.waiting
     if rows.bare:
         n, start = rows.position.shape[2], layer.tokens_seen - rows.bare
-        keys, values = (array[:, :, n : rows.length] for array in rows[:2])
-        late = _new(plan, keys, values, start, start)
-        position = mx.concatenate([rows.position, late.position], axis=2)
-        columns = {k: mx.concatenate([c, late.columns[k]], axis=2) for k, c in rows.columns.items()}
+        keys, values = (array[:, :, n:] for array in dense(plan, layer))
+        late = _columns(plan, keys, values, start, start)
+        position = mx.concatenate([rows.position, _count(keys, start)], axis=2)
+        columns = {k: mx.concatenate([c, late[k]], axis=2) for k, c in rows.columns.items()}
         layer = layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
     if waiting is None:
         return layer
@@ -208,11 +212,20 @@ def wait(plan: Plan, layer: Layer, queries: mx.array, scale: float, sinks: mx.ar
 
 def _new(plan: Plan, keys: mx.array, values: mx.array, start: int, origin: int) -> Rows:
     """New rows with what they start with."""
+    held = keys, values
+    if plan.packing is not None:  # a method sees rows as they are held
+        held = plan.packing.packed(keys, values)
+        keys, values = plan.packing.unpacked(*held)
+    return Rows(*held, _count(keys, start), _columns(plan, keys, values, start, origin))
+
+
+def _columns(plan: Plan, keys: mx.array, values: mx.array, start: int, origin: int) -> dict[str, mx.array]:
+    """What rows start with, ``[B, H, S]`` each."""
     columns = plan.method.scorer.init(Arrivals(keys, values, start))
     held = {name: mx.array(column) for name, column in columns.items()}
     if plan.compact:
         held["origin"] = _count(keys, origin)
-    return Rows(keys, values, _count(keys, start), held)
+    return held
 
 
 def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]:
@@ -298,7 +311,7 @@ def _held(plan: Plan, layer: Layer) -> Held:
                 "heads that share a budget hold their rows together, and this method reads keys or values"
                 " head by head; share the budget of a method that ranks by attention"
             )
-        return placed(plan, layer), filled(layer.rows)[1]
+        return placed(plan, layer), dense(plan, layer)[1]
 
     return Held(
         stats=_stats(layer),
@@ -387,9 +400,22 @@ def stand_ins(plan: Plan, layer: Layer, keys: mx.array) -> tuple[Layer, mx.array
     return layer._replace(key_sum=total[..., -1:, :]), wide - total / count[..., None]
 
 
+def dense(plan: Plan, layer: Layer) -> tuple[mx.array, mx.array]:
+    """Keys and values of the rows held, as received or widened: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
+    held = filled(layer.rows)
+    return held if plan.packing is None else plan.packing.unpacked(*held)
+
+
+def widths(plan: Plan, rows: Rows) -> tuple[int, int]:
+    """Channels of a key and of a value, as the model makes them."""
+    if plan.packing is not None:
+        return plan.packing.width, plan.packing.value_width
+    return int(rows.keys.shape[3]), int(rows.values.shape[3])
+
+
 def placed(plan: Plan, layer: Layer) -> mx.array:
     """Keys as attention reads them ``[B, H, n, D]``; compact positions turn each once, to its place."""
-    keys, _ = filled(layer.rows)
+    keys, _ = dense(plan, layer)
     if plan.rotary is None or not plan.compact or not layer.evicted:
         return keys
     origin = layer.rows.columns["origin"]
@@ -473,10 +499,12 @@ def _unturned(plan: Plan, layer: Layer, queries: mx.array, scale: float, later: 
 
 
 def _replayed(plan: Plan, layer: Layer) -> tuple[mx.array, Mapping[str, mx.array]]:
-    seen = layer.seen
+    seen, rows = layer.seen, layer.rows._replace(keys=placed(plan, layer))
+    if plan.packing is not None:
+        rows = rows._replace(values=dense(plan, layer)[1])
     return replay(
         plan.method,
-        layer.rows._replace(keys=placed(plan, layer)),
+        rows,
         None if seen is None else seen.queries,
         new=layer.last,
         start=layer.tokens_seen - layer.last,

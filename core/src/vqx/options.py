@@ -35,6 +35,10 @@ class Options:
     undo: int = 0
     """Tokens that can be taken back, for speculative decoding: the method looks at a token once so many
     more came, and each may be held above the budget."""
+    bits: int | None = None
+    """Bits of a number of the rows held, as ``mx.quantize`` packs them; None: rows stay as they came."""
+    group_size: int = 64
+    """Channels that share a scale, where ``bits`` is given."""
 
     def __post_init__(self) -> None:
         one_of("queries", self.queries, (None, "model", "keys", "centred-keys"))
@@ -43,6 +47,13 @@ class Options:
         one_of("positions", self.positions, ("absolute", "compact"))
         at_least("interval", self.interval, 1)
         at_least("undo", self.undo, 0)
+        one_of("bits", self.bits, (None, 2, 3, 4, 5, 6, 8))
+        one_of("group_size", self.group_size, (32, 64, 128))
+        if self.bits and (self.positions == "compact" or self.undo):
+            raise ValueError(
+                f"bits={self.bits} with positions={self.positions!r} and undo={self.undo}: rows are held in"
+                " fewer bits at positions='absolute' and undo=0 only"
+            )
         if self.cadence == "token" and self.interval > 1:
             raise ValueError(
                 f"interval={self.interval} with cadence='token': token cadence evicts once a token;"

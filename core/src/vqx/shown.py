@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vqx.layer import Layer, Plan
+from vqx.layer import Layer, Plan, widths
 
 
 def unusable(plan: Plan, layer: Layer, keys: mx.array, mask: Any) -> tuple[str, bool]:
@@ -17,7 +17,7 @@ def unusable(plan: Plan, layer: Layer, keys: mx.array, mask: Any) -> tuple[str, 
     """
     held, method = layer.rows.keys, plan.method
     numbers = isinstance(mask, mx.array) and mask.dtype != mx.bool_
-    logits = numbers or (keys.shape[1], keys.shape[3]) != (held.shape[1], held.shape[3])
+    logits = numbers or (keys.shape[1], keys.shape[3]) != (held.shape[1], widths(plan, layer.rows)[0])
     if held.shape[1] not in (1, keys.shape[1]):
         return f"reads keys of {keys.shape[1]} heads that it makes from the {held.shape[1]} held", logits
     if logits and method.scorer.note is not None:

@@ -15,9 +15,10 @@ from vqx.host.recipes import know, recipe_of
 from vqx.host.residuals import watch_residuals
 from vqx.host.reversing import reversible
 from vqx.host.rotaries import rotaries
-from vqx.host.trial import check_budgets, check_lanes, hidden_queries
+from vqx.host.trial import check_budgets, check_lanes, hidden_queries, packings_for
 from vqx.host.watching import expect, watch_arithmetic, watch_attention
 from vqx.options import Options, Queries, one_of
+from vqx.packing import Packing
 from vqx.positions import Rotary
 from vqx.registry import UnknownMethod
 from vqx.spec import LayerInfo
@@ -104,6 +105,8 @@ def cache_factory(
         )
     run = Options(**engine)
 
+    packings: dict[int, Packing] = {}
+
     def factory(queries: list[Queries]) -> Callable[[], list[Any]]:
         layers = [LayerInfo(n, q, attention_of(model, n)) for n, q in zip(evicting, queries, strict=True)]
         methods = methods_for(chain, own, layers)
@@ -132,6 +135,7 @@ def cache_factory(
                     updated=expect,
                     allotment=together,
                     recipe=recipe,
+                    packing=packings.get(number),
                 )
             return caches
 
@@ -147,6 +151,9 @@ def cache_factory(
         fresh = factory(["centred-keys" if number in hidden else "model" for number in evicting])
     check_budgets(model, fresh)
     check_lanes(model, fresh)
+    if run.bits:
+        packings.update(packings_for(model, fresh, run.bits, run.group_size))
+        fresh()
     know(model)
     return reversible(model, fresh, run.undo) if run.undo else fresh
 

@@ -13,6 +13,7 @@ import mlx.nn as nn
 from vqx.cache import EvictingCache
 from vqx.lanes import one_lane
 from vqx.options import Options
+from vqx.packing import Packing, packing_of
 from vqx.scorers import Method, Scorer
 
 _KEEPS_ALL = Method(Scorer(score=lambda held: 0.0), budget=2**30)
@@ -84,6 +85,20 @@ def check_lanes(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
                 f"{type(model).__module__} reads the rows of a layer in a way of its own, so its heads cannot"
                 " share a budget; use the method inside alone"
             )
+
+
+def packings_for(
+    model: nn.Module, fresh: Callable[[], list[Any]], bits: int, group_size: int
+) -> dict[int, Packing]:
+    """How the rows of each layer are held in fewer bits, by its number.
+
+    Raises:
+        ValueError: channels that make no whole groups.
+    """
+    caches = fresh()
+    model(mx.ones((1, 2), mx.int32), cache=caches)
+    held = {cache.number: cache.layer.rows for cache in _evicting(caches) if cache.layer is not None}
+    return {number: packing_of(bits, group_size, rows.keys, rows.values) for number, rows in held.items()}
 
 
 def _budgets(method: Method) -> set[int]:
