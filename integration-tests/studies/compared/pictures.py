@@ -12,12 +12,12 @@ from vqx_eval.summary import Table
 from vqx_eval.task import Figure
 
 PANELS: dict[str, tuple[str, ...]] = {
-    "several scores together": (
+    "several scores, layers unlike": (
         "fusion",
         "layerwise(fusion)",
         "layerwise(fusion):beyond=expected",
-        "fusion:beyond=expected",
-        "layerwise",
+        "layerwise(h2o)",
+        "layerwise(tova)",
     ),
     "attention, gathered": (
         "h2o",
@@ -26,32 +26,45 @@ PANELS: dict[str, tuple[str, ...]] = {
         "keyformer",
         "ada(h2o)",
     ),
-    "attention of the latest": ("tova", "tova:heads=each", "snapkv", "morphkv", "r-kv", "critical"),
+    "attention of the latest": ("tova", "tova:heads=each", "snapkv", "morphkv", "r-kv"),
+    "around others": ("ada(snapkv)", "critical(snapkv)", "chunkkv", "chunkkv(h2o)", "cam"),
     "keys and values alone": ("keydiff", "l2norm", "lagkv", "qfilters", "expected-attention"),
-    "shared out, chunks, merged": ("pyramidkv", "squeezeattention", "chunkkv", "cam", "kvzip"),
-    "queries and cadence": (
-        "h2o",
-        "h2o:queries=keys",
-        "h2o:queries=centred-keys",
-        "h2o:interval=32",
-        "h2o:cadence=token",
+    "shared out, repeated": ("pyramidkv", "squeezeattention", "kvzip"),
+    "h2o: queries and cadence": ("h2o", "h2o:queries=keys", "h2o:queries=centred-keys", "h2o:interval=32"),
+    "tova: queries and cadence": (
+        "tova",
+        "tova:queries=keys",
+        "tova:queries=centred-keys",
+        "tova:interval=32",
+    ),
+    "keyformer, morphkv": (
+        "keyformer",
+        "keyformer:queries=keys",
+        "keyformer:queries=centred-keys",
+        "morphkv",
+        "morphkv:queries=keys",
+        "morphkv:queries=centred-keys",
     ),
     "VeloxQuant-MLX": tuple(
-        f"VeloxQuant-MLX {method}" for method in ("h2o", "keyformer", "tova", "snapkv", "morphkv", "knorm")
+        f"VeloxQuant-MLX {method}" for method in ("h2o", "tova", "snapkv", "streaming_llm", "knorm")
     ),
     "kvpress": tuple(
         f"kvpress {press}Press"
         for press in ("SnapKV", "TOVA", "ExpectedAttention", "ObservedAttention", "KeyDiff", "LagKV")
     ),
+    "kvpress, again": tuple(
+        f"kvpress {press}"
+        for press in ("KnormPress", "StreamingLLMPress", "PyramidKVPress", "ChunkKVPress(SnapKV)")
+    ),
 }
 ALWAYS = {FULL: (GREY, "--", ""), STREAMING: ("#000000", "-", "."), ROTATING: (GREY, ":", "x")}
 COLUMNS = 4
-ABOVE, BELOW, BETWEEN, BESIDE = 0.85, 1.45, 1.6, 0.75  # inches around panels, for titles and legends
+ABOVE, BELOW, BETWEEN, BESIDE = 0.85, 1.75, 1.6, 0.75  # inches around panels, for titles and legends
 
 
 def draw(found: Sequence[Table], folder: Path) -> None:
-    """``comparison-loss.png``, and ``comparison-<task>-<protocol>.png`` for what is to be found again."""
-    for table in found:
+    """``comparison-loss.png``, and ``comparison-<task>-<protocol>.png`` for pass keys."""
+    for table in (table for table in found if table.task.name in ("continuation", "passkey")):
         task = table.task
         wanted = "loss" if task.name == "continuation" else task.figures[0].name
         figure = next(one for one in task.figures if one.name == wanted)

@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,14 +13,13 @@ from typing import Any
 from vqx_eval import tables
 from vqx_eval.candidates import FULL, ROTATING, STREAMING
 from vqx_eval.store import Piece
-from vqx_eval.summary import Cell, Spread, Table, verdict
+from vqx_eval.summary import Cell, Table, verdict
 from vqx_eval.task import Figure
 from vqx_eval.tasks import load_tasks
 
+from compared.page import filled, parts
 from compared.pictures import draw
 
-MARKERS = re.compile(r"(<!-- (\w[\w-]*) begins -->\n).*?(<!-- \2 ends -->)", re.DOTALL)
-VERDICT = {"better": "**{}**", "worse": "*{}*", "even": "{}"}
 FIELDS = "mean, standard error, paired difference from streaming-llm, its error, verdict (95 %)"
 ENGINES = {"VeloxQuant-MLX": "VeloxQuant-MLX", "kvpress": "kvpress", ROTATING: "mlx-lm", FULL: "mlx-lm"}
 
@@ -29,7 +28,6 @@ def write(sources: Sequence[Path], docs: Path) -> None:
     """Read every piece and write what the documentation shows."""
     pieces, about = read(sources)
     found = tables(pieces, load_tasks())
-    (docs / "results").mkdir(parents=True, exist_ok=True)
     record = {
         "what": "studies/comparison.py",
         **about,
@@ -37,19 +35,12 @@ def write(sources: Sequence[Path], docs: Path) -> None:
         "figures": FIELDS,
         "tables": plain(found),
     }
+    (docs / "results").mkdir(parents=True, exist_ok=True)
     (docs / "results" / "comparison.json").write_text(compact(record))
     draw(found, docs / "results")
-    parts = {"run": circumstances(about), **{name(table): lines(table) for table in found}}
-    parts["verdicts"] = verdicts(found)
-    parts["seconds"] = timing(seconds(pieces))
-    page = docs / "comparison.md"
-    page.write_text(MARKERS.sub(lambda hit: filled(hit, parts), page.read_text("utf-8")), encoding="utf-8")
-
-
-def filled(hit: re.Match[str], parts: dict[str, Iterator[str]]) -> str:
-    """A marked stretch of the page; one that nothing was measured for stays as it is."""
-    begin, part, end = hit.groups()
-    return begin + "\n" + "\n".join(parts[part]) + "\n\n" + end if part in parts else hit.group()
+    said = parts(record)
+    for page in (docs / "comparison.md", docs.parent / "README.md"):
+        page.write_text(filled(page.read_text("utf-8"), said), encoding="utf-8")
 
 
 def read(sources: Sequence[Path]) -> tuple[list[Piece], dict[str, Any]]:
@@ -103,6 +94,7 @@ def plain(found: Sequence[Table]) -> list[dict[str, Any]]:
             "cells": [
                 {"label": cell.label, "budget": cell.budget, "samples": samples(cell)}
                 | ({"not run": cell.skipped} if cell.skipped else {})
+                | ({"whole": True} if cell.whole else {})
                 | {figure.name: figures(cell, figure) for figure in table.task.figures if cell.figures}
                 for cell in table.cells
             ],
@@ -132,61 +124,6 @@ def compact(record: dict[str, Any]) -> str:
     return re.sub(r"\n    ([}\]])", r" \1", text) + "\n"
 
 
-def name(table: Table) -> str:
-    return "-".join(filter(None, (table.task.name, table.protocol.replace("plain", ""))))
-
-
-SHOWN = {"continuation": "loss"}
-"""The figure that a task's table shows; else its first."""
-
-
-def lines(table: Table) -> Iterator[str]:
-    """A line a setting, a column a budget."""
-    shown = next(f for f in table.task.figures if f.name == SHOWN.get(table.task.name, f.name))
-    budgets = sorted({cell.budget for cell in table.cells if cell.budget is not None})
-    rows: dict[str, dict[int | None, Cell]] = defaultdict(dict)
-    for cell in table.cells:
-        rows[cell.label][cell.budget] = cell
-    yield "| | " + " | ".join(f"{budget:,} rows" for budget in budgets) + " |"
-    yield "|:---|" + "---:|" * len(budgets)
-    for label, cells in rows.items():
-        texts = [entry(shown, cells.get(budget, cells.get(None))) for budget in budgets]
-        yield f"| {label} | {' | '.join(texts)} |"
-    counts = sorted({samples(cell) for cell in table.cells if cell.figures})
-    yield ""
-    said = f"{shown.name}, {shown.unit}{' (%)' if shown.percent else ''}"
-    yield f"{said[0].upper()}{said[1:]}; {' to '.join(map(str, counts))} samples, ± standard error."
-
-
-def entry(figure: Figure, cell: Cell | None) -> str:
-    if cell is None:
-        return "-"
-    if not cell.figures:
-        return "refused" if not cell.skipped.startswith("failed") else "fails"
-    text = said(figure, cell.figures[figure.name])
-    over = cell.over_streaming.get(figure.name)
-    return VERDICT[verdict(figure, over)].format(text) if over and not cell.whole else text
-
-
-def said(figure: Figure, spread: Spread) -> str:
-    scale, digits = (100, 0) if figure.percent else (1, 3)
-    return f"{scale * spread.mean:.{digits}f} ± {scale * spread.error:.{digits}f}"
-
-
-def verdicts(found: Sequence[Table]) -> Iterator[str]:
-    """How often each setting loses to streaming of the same budget, and wins, over all tasks."""
-    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for table in found:
-        figure = next(f for f in table.task.figures if f.name == SHOWN.get(table.task.name, f.name))
-        for cell in table.cells:
-            if figure.name in cell.over_streaming and not cell.whole:
-                counts[cell.label][verdict(figure, cell.over_streaming[figure.name])] += 1
-    yield "| | loses | even | wins |"
-    yield "|:---|---:|---:|---:|"
-    for label, by in sorted(counts.items(), key=lambda item: (item[1]["worse"] - item[1]["better"], item[0])):
-        yield f"| {label} | {by['worse']} | {by['even']} | {by['better']} |"
-
-
 def seconds(pieces: Sequence[Piece]) -> dict[str, dict[str, float]]:
     """Median seconds of a sample for each task and engine, while other processes shared the machine."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -198,25 +135,3 @@ def seconds(pieces: Sequence[Piece]) -> dict[str, dict[str, float]]:
     for (kind, task), each in sorted(times.items()):
         found[kind][task] = round(median(each), 4)
     return found
-
-
-def timing(found: dict[str, dict[str, float]]) -> Iterator[str]:
-    tasks = sorted({task for times in found.values() for task in times})
-    yield "| seconds a sample, median | " + " | ".join(tasks) + " |"
-    yield "|:---|" + "---:|" * len(tasks)
-    for kind, times in found.items():
-        yield f"| {kind} | " + " | ".join(f"{times[t]:.3f}" if t in times else "-" for t in tasks) + " |"
-
-
-def circumstances(about: dict[str, Any]) -> Iterator[str]:
-    if not about:
-        return
-    yield f"- Machine: {about['machine']}, Python {about['python']}, {about['date']}"
-    versions = {"vqx": "from source"} | about["versions"]
-    yield "- Versions: " + ", ".join(f"{name} {number}" for name, number in versions.items())
-    kinds = sorted({re.sub(r"-\d+\.txt$", "", text) for text in about["texts"]})
-    yield f"- Texts: {len(about['texts'])} of {len(kinds)} kinds ({', '.join(kinds)}), seed {about['seed']}"
-    yield f"- Prompts: {about['prompt tokens']:,} tokens, and the question where there is one"
-    if about["logits apart"]:
-        apart = about["logits apart"]
-        yield f"- Full cache in transformers and in mlx-lm: logits at most {apart:.0e} apart"
