@@ -13,6 +13,7 @@ import mlx.core as mx
 from vqx import lanes
 from vqx.allotment import Allotment
 from vqx.batch import EvictingBatch, unfit
+from vqx.exchange import Run, alike, compiled, exchange
 from vqx.layer import Layer, Plan, admit, admit_bare, caught_up, dense, placed, stand_ins, wait, watch, widths
 from vqx.options import Options
 from vqx.packing import Packing
@@ -71,6 +72,7 @@ class EvictingCache:
             )
         self.plan = Plan(method, options, rotary, packing)
         watching = method.scorer.reads_queries and options.queries == "model"
+        self._compiled: tuple[Plan, Run | None] | None = None
         self._unshown = "computes attention by itself" if watching else ""
         self.number = number
         self.updated = updated
@@ -126,7 +128,7 @@ class EvictingCache:
                     " share their rows; let them have one budget"
                 )
             keys = mx.depends([keys], waiting)[0]
-        layer = admit(self.plan, self._layer, keys, values, self.offset)
+        layer = self._exchanged(keys, values) or admit(self.plan, self._layer, keys, values, self.offset)
         if self.plan.method.scorer.reads_queries and self.plan.options.queries != "model":
             layer, queries = stand_ins(self.plan, layer, keys)
             layer = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5)
@@ -136,6 +138,22 @@ class EvictingCache:
         elif self.allotment is None:
             self._spare, self._shapes = self.plan.spare(layer), (keys.shape, values.shape)
         return self._admitted(*self.keys_and_values())
+
+    def _exchanged(self, keys: mx.array, values: mx.array) -> Layer | None:
+        """The layer after a step that is like the one before; None where it is not, or cannot be compiled."""
+        layer = self._layer
+        if layer is None or keys.shape[2] > 1 or self.allotment is not None or not alike(self.plan, layer):
+            return None
+        if self._compiled is None or self._compiled[0] is not self.plan:
+            self._compiled = self.plan, compiled(self.plan)
+        run = self._compiled[1]
+        if run is None:
+            return None
+        try:
+            return exchange(run, self.plan, layer, keys, values)
+        except (TypeError, ValueError, RuntimeError):
+            self._compiled = self.plan, None  # what is wrong, if anything, is said by the step as it is
+            return None
 
     def _admitted(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self.unseen = self._unshown

@@ -53,6 +53,7 @@ def gained(
 def _asked(kernels: Any, block: Any) -> Any | None:
     """The arrays of a block as a kernel takes them."""
     plain = block.mask is None or isinstance(block.mask, str)
-    if block.keys is None or block.elsewhere or block.later or not plain or not isinstance(block.start, int):
+    if block.keys is None or block.elsewhere or block.later or not plain:
         return None
-    return kernels.Asked(block.queries, block.keys, block.position, block.start, block.scale, block.sinks)
+    start = block.start if isinstance(block.start, int) else block.start.reshape(-1)
+    return kernels.Asked(block.queries, block.keys, block.position, start, block.scale, block.sinks)

@@ -153,7 +153,7 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
     if layer is not None and length == 1 and plan.spare(layer):
         return admit_bare(plan, layer, mx.depends([keys], layer.carried)[0], values)
     start = layer.tokens_seen if layer is not None else 0
-    new = _new(plan, keys, values, start, origin)
+    new = begun(plan, keys, values, start, origin)
     bound = (plan.method.budget + plan.options.interval) * (1 if layer is None else layer.heads)
     if layer is None:
         layer = Layer(append(no_rows(new), new, bound))
@@ -210,7 +210,7 @@ def wait(plan: Plan, layer: Layer, queries: mx.array, scale: float, sinks: mx.ar
     return layer._replace(waiting=Waiting(held, layer.tokens_seen, scale, sinks))
 
 
-def _new(plan: Plan, keys: mx.array, values: mx.array, start: int, origin: int) -> Rows:
+def begun(plan: Plan, keys: mx.array, values: mx.array, start: int, origin: int) -> Rows:
     """New rows with what they start with."""
     held = keys, values
     if plan.packing is not None:  # a method sees rows as they are held
