@@ -196,6 +196,39 @@ def small_model(newcomer: Newcomer) -> Path:
     return folder
 
 
+SERVER = """
+import json, os, socket, sys, threading, time, urllib.request
+import mlx_lm, vqx
+from mlx_lm import server
+
+prompt = "The ferry leaves at nine, and nobody waits."
+model, tokenizer = mlx_lm.load(sys.argv[1])
+plain = mlx_lm.generate(model, tokenizer, tokenizer.encode(prompt), max_tokens=9)
+vqx.attach(model, "half-life", budget=12)
+evicted = mlx_lm.generate(model, tokenizer, tokenizer.encode(prompt), max_tokens=9)
+server.load = lambda *given, **options: (model, tokenizer, {})
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = str(free.getsockname()[1])
+sys.argv = ["server", "--model", sys.argv[1], "--port", port]
+threading.Thread(target=server.main, daemon=True).start()
+body = json.dumps({"prompt": prompt, "max_tokens": 9, "temperature": 0}).encode()
+where, kind = f"http://127.0.0.1:{port}/v1/completions", {"Content-Type": "application/json"}
+asked = urllib.request.Request(where, body, kind)
+for _ in range(100):
+    try:
+        answer = json.load(urllib.request.urlopen(asked))["choices"][0]["text"]
+        break
+    except urllib.error.URLError:
+        time.sleep(0.1)
+print(answer == evicted, evicted != plain, flush=True)
+os._exit(0)  # the server's threads do not end
+"""
+
+
+def test_the_server_of_mlx_lm_answers_with_it(newcomer: Newcomer, small_model: Path) -> None:
+    assert newcomer.run("python", "-c", SERVER, str(small_model)).endswith("True True\n")
+
+
 def test_the_evaluation_measures_it(newcomer: Newcomer, small_model: Path) -> None:
     sizes = ["--budgets", "32", "--samples", "2", "--prompt-tokens", "96", "--answer-tokens", "8"]
     asked = ["--model", str(small_model), "--methods", METHOD, "--tasks", "continuation", "--json"]
