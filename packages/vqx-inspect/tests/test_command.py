@@ -24,7 +24,7 @@ def _run(*more: str, text: str = "The ferry sails at noon, and never on a Sunday
 
 
 def test_without_colour_tokens_that_are_gone_are_dots() -> None:
-    said = _run().output
+    said = _run().output.lstrip()  # click 8.1 mixes in the empty line of a progress bar
     assert said.startswith("Th")
     assert "···" in said
     assert "toy, 16 rows per layer" in said
