@@ -9,6 +9,7 @@ import numpy as np
 from vqx import planted
 from vqx.layer import settle
 
+from vqx_eval import streams
 from vqx_eval.candidates import Candidate
 from vqx_eval.samples import Batch, Sample, half_of
 from vqx_eval.task import Figure, Figures, Reference, Wanted, task
@@ -24,6 +25,9 @@ PLANTED = (
         "regret", "lower", "share of the future's attention that the best rows would hold and these do not"
     ),
 )
+
+
+FADED = (PLANTED[0], Figure("survival", "lower", "faded rows that are kept", percent=True), PLANTED[2])
 
 
 def _late_riser(lanes: int, length: int, seed: int) -> planted.Planted:
@@ -42,7 +46,7 @@ def _measure(
     seed = batch.samples[0].marks["seed"] + batch.samples[0].number
     stream = make(len(batch.samples), LENGTH * budget, seed=seed)
     positions = _kept(candidate, stream)
-    mass = planted.attention(stream.future, stream.keys)
+    mass = _of_contents(planted.attention(stream.future, stream.keys), stream.keys, positions)
     holds = planted.held(mass, positions)
     most = planted.best(mass, positions.shape[-1])
     survived = planted.held(stream.watched.astype(np.float32), positions) / stream.watched.sum(axis=-1)
@@ -66,6 +70,17 @@ def _kept(candidate: Candidate, stream: planted.Planted) -> planted.Positions:
         mx.eval(cache.state)
     # room for two rows: with room for one, settling names a slot instead of dropping its row
     return np.array(settle(cache.plan, cache.layer, room=2)[0].rows.position[:, 0])
+
+
+def _of_contents(mass: planted.Floats, keys: planted.Floats, positions: planted.Positions) -> planted.Floats:
+    """The mass ``[lanes, S]`` of all copies of a row given to one of them, a kept one where there is one."""
+    found = np.zeros_like(mass)
+    for lane, (content, kept) in enumerate(zip(streams.contents_of(keys), positions, strict=True)):
+        chosen = np.zeros(content.max() + 1, np.int64)
+        chosen[content] = np.arange(len(content))
+        chosen[content[kept]] = kept
+        np.add.at(found[lane], chosen[content], mass[lane])
+    return found
 
 
 def _lanes(name: str, wanted: Wanted) -> list[Sample]:
@@ -98,3 +113,21 @@ def topic_shift(wanted: Wanted) -> list[Sample]:
 def null(wanted: Wanted) -> list[Sample]:
     """No row differs from another: nothing to choose, and no rule should look good."""
     return _lanes("null", wanted)
+
+
+@task("early-fader", "model-free", partial(_measure, make=streams.early_fader), FADED)
+def early_fader(wanted: Wanted) -> list[Sample]:
+    """Eight rows that the first quarter reads most and the future least; keeping them is the mistake."""
+    return _lanes("early-fader", wanted)
+
+
+@task("duplicates", "model-free", partial(_measure, make=streams.duplicates), PLANTED)
+def duplicates(wanted: Wanted) -> list[Sample]:
+    """Some rows are said once, the others again and again; the future asks for each alike."""
+    return _lanes("duplicates", wanted)
+
+
+@task("one-sink", "model-free", partial(_measure, make=streams.one_sink), PLANTED)
+def one_sink(wanted: Wanted) -> list[Sample]:
+    """One short key, not among the first, takes most of every query's attention."""
+    return _lanes("one-sink", wanted)
