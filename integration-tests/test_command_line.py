@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from vqx.cli import main
 
-CONTEXT = click.Context(main)
+CONTEXT = click.Context(main, **main.context_settings)
 COMMANDS = main.list_commands(CONTEXT)
 PROMPT = "The ferry sails from the slip at noon, and never on a Sunday. " * 3
 

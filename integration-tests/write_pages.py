@@ -94,7 +94,7 @@ def engine() -> str:
 
 def commands() -> str:
     """The help of every command, as it is printed."""
-    context = click.Context(vqx_command, info_name="vqx")
+    context = click.Context(vqx_command, info_name="vqx", **vqx_command.context_settings)
     names = vqx_command.list_commands(context)
     return "\n\n".join(f"## {name}\n\n```text\n{_help(name, context)}\n```" for name in names)
 

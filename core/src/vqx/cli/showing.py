@@ -28,8 +28,8 @@ def table(rows: Sequence[Mapping[str, str]], *, head: bool = True) -> None:
 
 
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar on standard error, where that is a terminal; yields what moves it on.
+def progress(label: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A bar on standard error, where that is a terminal; yields what moves it on. Without a total it swings.
 
     Yields:
         (steps, what is done now, if that changed) -> None

@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from vqx.cli.asking import METHOD, json_flag
+from vqx.cli.showing import progress
 from vqx.spec import Setting
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -25,7 +26,15 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         return int(float(found[1]) * UNITS[found[2]])
 
 
-@click.command()
+EPILOG = """\b
+Examples:
+  vqx plan Llama-3.2-3B --budget 2048 --prompt 8192
+  vqx plan Llama-3.1-8B --memory 12GB --prompt 8192 --weight-bits 4
+  vqx plan embedded --method tova --budget 512 --json
+"""
+
+
+@click.command(epilog=EPILOG)
 @click.argument("model", default="embedded")
 @click.option("--method", type=METHOD, help="A method, with options as h2o:decay=0.98. [default: the best]")
 @click.option("--budget", type=int, help="Rows that each layer keeps.")
@@ -56,8 +65,9 @@ def command(
     options: dict[str, Any] = {} if method is None else dict(method.options)
     if memory is None and budget is None:
         budget = 1024
-    told = vqx.plan(model, name, budget=budget, memory=memory, **shape, **options)
-    full = vqx.plan(model, "full", **shape)
+    with progress("walking the graph"):
+        told = vqx.plan(model, name, budget=budget, memory=memory, **shape, **options)
+        full = vqx.plan(model, "full", **shape)
     if as_json:
         found = {**told._asdict(), "peak": told.peak, "full": {**full._asdict(), "peak": full.peak}}
         click.echo(json.dumps(found, indent=2))
