@@ -17,16 +17,20 @@ PAGES = [ROOT / "docs" / "comparison.md", ROOT / "README.md"]
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[ModuleType]:
-    """The module that writes tables out of the record."""
+def studies() -> Iterator[None]:
+    """The folder of the studies can be imported from."""
     folder = str(Path(__file__).parent / "studies")
     sys.path.insert(0, folder)
-    try:
-        import compared.page as page
+    yield
+    sys.path.remove(folder)
 
-        yield page
-    finally:
-        sys.path.remove(folder)
+
+@pytest.fixture(scope="module")
+def page(studies: None) -> ModuleType:
+    """The module that writes tables out of the record."""
+    import compared.page as page
+
+    return page
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +81,35 @@ def test_every_method_installed_is_advised_upon(page: ModuleType) -> None:
     names = {name for method in advised for name in method.replace(")", "").split("(")}
     others = {"streaming-llm", "sink", "knorm"}  # the baseline by two names, and l2norm by another
     assert set(vqx.names()) - others <= names
+
+
+def test_every_method_installed_is_compared(studies: None) -> None:
+    from compared.ours import SETTINGS
+
+    asked = {name for setting in SETTINGS for name in setting.method.replace(")", "").split("(")}
+    others = {"sink", "knorm", "kvzip"}  # other names of two, and one that has a reading of its own
+    assert set(vqx.names()) - others <= asked
+
+
+def test_what_matters_most_is_measured_first_and_later_tasks_wait(studies: None) -> None:
+    from compared.ours import FIRST, Cell
+    from comparison import LATER, queue
+    from vqx_eval import Job
+    from vqx_eval.candidates import label
+    from vqx_eval.samples import Batch
+    from vqx_eval.task import TASKS, Reference
+
+    def job(task: str) -> Job:
+        batch: Any = Batch([], "plain")
+        reference: Any = Reference(full=None, batch=batch)  # type: ignore[arg-type]
+        return Job(("", 1), TASKS[task], batch, reference, False, [])
+
+    never: Any = None
+    cells = [Cell("snapkv", size, never) for size in (256, 128)]
+    cells += [Cell(label(FIRST[0]), 128, never, rank=0), Cell("h2o:cadence=token", 256, never, rank=2)]
+    works = queue([job("needle-prose"), job("continuation")], cells, [256, 128])
+    assert len({work.name for work in works}) == 8
+    assert {work.cell.label for work in works[:2]} == {label(FIRST[0])}
+    assert [work.cell.label for work in works[-2:]] == ["h2o:cadence=token"] * 2
+    middle = [(work.job.task.name in LATER, work.cell.budget) for work in works[2:-2]]
+    assert middle == [(False, 256), (False, 128), (True, 256), (True, 128)]
