@@ -27,6 +27,7 @@ import matplotlib.pyplot as plt
 import mlx.core as mx
 import numpy as np
 from vqx import planted
+from vqx.pictures import COLOURS, GREY
 from vqx.stream import advance
 from vqx_keyformer import keyformer_update_batched
 
@@ -39,7 +40,7 @@ DELAYS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0)  # the burst's first token, in budgets
 N_SINK = 4
 CHUNK = 64  # tokens given at once, which is faster than all at once
 CELL = (256, 32)  # length and budget of the picture of the price
-BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555"  # Okabe and Ito
+BLUE, ORANGE, GREEN, PINK = COLOURS[:4]
 
 Row = dict[str, Any]
 

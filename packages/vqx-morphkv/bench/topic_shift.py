@@ -26,6 +26,7 @@ import matplotlib.pyplot as plt
 import mlx.core as mx
 import numpy as np
 from vqx import planted
+from vqx.pictures import COLOURS, GREY
 from vqx.testing import Stream, forward, remaining
 from vqx_morphkv import MorphKVConfig, morphkv_update_batched
 from vqx_morphkv.method import morphkv
@@ -36,7 +37,7 @@ N_SINK, WINDOW = 4, 8
 SHIFT, NULL = "topic shift", "null control"
 SAME_GUARDS = f"h2o, {WINDOW} recent"
 CHUNK = 32  # tokens between two looks at the kept rows
-BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555"  # Okabe and Ito
+BLUE, ORANGE, GREEN, PINK = COLOURS[:4]
 
 Row = dict[str, Any]
 Looks = Iterator[tuple[int, Any]]
