@@ -39,7 +39,7 @@ def test_where_no_option_is_near_all_are_listed(toy: MethodSpec) -> None:
     message = str(refused.value)
     assert "did you mean" not in message
     assert "its options: budget, decay, n_sink, recent" in message
-    assert "every method's: cadence, interval, positions, prompt, queries" in message
+    assert "every method's: bits, cadence, group_size, interval, positions, prompt, queries, undo" in message
 
 
 def test_an_unknown_method_is_refused(toys: Registry) -> None:
