@@ -52,8 +52,8 @@ def test_an_unknown_method_is_a_wrong_use_with_the_nearest_name() -> None:
 def test_colour_shades_words_by_the_heads_that_hold_them() -> None:
     console = Console(force_terminal=True, color_system="truecolor", no_color=False)
     styles = [str(span.style) for span in shaded(console, ["a", "b", "c"], np.array([1, 0.3, 0]), 2).spans]  # type: ignore[arg-type]
-    assert "on #004a78" in styles[0]
-    assert "on #8cc4e6" in styles[1]
+    assert "on #0072e6" in styles[0]
+    assert "on #56697a" in styles[1]
     assert "strike" in styles[2]
     assert "underline" in styles[2]
 

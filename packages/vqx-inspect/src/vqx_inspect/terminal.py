@@ -7,8 +7,8 @@ from rich.text import Text
 
 from vqx_inspect.recording import Floats
 
-SHADES = ("#cfe6f5", "#8cc4e6", "#3a93c9", "#0072b2", "#004a78")
-"""Few heads to all of them; light text stands on the last three."""
+SHADES = ("default", "white on #56697a", "white on #3f7aa3", "bold white on #1f86c9", "bold white on #0072e6")
+"""Few heads to all of them: ever more vivid, on a dark terminal as on a light one."""
 
 
 def shaded(console: Console, texts: Sequence[str], share: Floats, prompt: int) -> Text:
@@ -28,7 +28,7 @@ def shaded(console: Console, texts: Sequence[str], share: Floats, prompt: int) -
             found.append(text, f"{mark} dim strike")
         else:
             shade = min(int(part * len(SHADES)), len(SHADES) - 1)
-            found.append(text, f"{mark} {'white' if shade > 1 else 'black'} on {SHADES[shade]}")
+            found.append(text, f"{mark} {SHADES[shade]}")
     return found
 
 
@@ -39,7 +39,7 @@ def legend(console: Console) -> Text:
     found = Text("held by ")
     for number, shade in enumerate(SHADES):
         words = "few" if number == 0 else "all" if number == len(SHADES) - 1 else "  "
-        found.append(f" {words} ", f"{'white' if number > 1 else 'black'} on {shade}")
+        found.append(f" {words} ", shade)
     return found.append(" heads, ").append("none", "dim strike").append("; ").append("written", "underline")
 
 
