@@ -49,7 +49,8 @@ def drawn(name: str, model: Any, tokenizer: Any) -> Any:
         compress(model, tokenizer, caches, read)
     ends = tokenizer.eos_token_ids
     found = record(model, caches, tokens[len(read) :], before=read, write=TOKENS, ends=ends)
-    title = f"{setting}, {BUDGET} rows per layer, the prompt cut once at its end"
+    cut = "the context repeated once" if name == "kvzip" else "the prompt cut once at its end"
+    title = f"{setting}, {BUDGET} rows per layer, {cut}"
     return picture(found, pieces(tokenizer.decode, found.tokens), title)
 
 
