@@ -54,7 +54,9 @@ def test_one_budget_serves_every_layer(toy: MethodSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    "budgets", [[8, 16, 9], (8, 16, 9), np.array([8, 16, 9]), iter([8, 16, 9])], ids=repr
+    "budgets",
+    [[8, 16, 9], (8, 16, 9), np.array([8, 16, 9]), iter([8, 16, 9])],
+    ids=["list", "tuple", "array", "iterator"],
 )
 def test_budgets_are_given_layer_by_layer(toy: MethodSpec, budgets: Any) -> None:
     assert [m.budget for m in methods_for((toy,), {"budget": budgets, "n_sink": 1}, LAYERS)] == [8, 16, 9]
