@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from vqx.batch import EvictingBatch
 from vqx.cache import EvictingCache
 from vqx.lanes import one_lane
 from vqx.options import Options
@@ -99,6 +100,68 @@ def packings_for(
     model(mx.ones((1, 2), mx.int32), cache=caches)
     held = {cache.number: cache.layer.rows for cache in _evicting(caches) if cache.layer is not None}
     return {number: packing_of(bits, group_size, rows.keys, rows.values) for number, rows in held.items()}
+
+
+def check_evicts(model: nn.Module) -> None:
+    """Let the caches that are attached to a model evict once, on rows of zeros: what fails, fails now.
+
+    Raises:
+        ValueError: as the method does.
+    """
+    empty = _tried(model)
+    if empty is not None:
+        _filled(*empty, more=1)
+
+
+def unbatched(model: nn.Module) -> str:
+    """Why sequences cannot be read in one batch with the caches attached to a model; empty where they can."""
+    empty = _tried(model)
+    if empty is None:
+        return "layers share their rows"
+    try:
+        batch = empty[0].merge([_filled(*empty, more=more) for more in (1, 2)])
+        for _ in range(2):
+            _read(batch, *empty[1:], length=1)
+    except (AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _tried(model: nn.Module) -> tuple[EvictingCache, mx.array, mx.array, mx.array] | None:
+    """The cache that is full first, empty, with a token's queries, keys and values; None where layers decide
+    together when they are full."""
+    caches = model.make_cache()
+    model(mx.ones((1, 1), mx.int32), cache=caches)
+    seen = [cache for cache in _evicting(caches) if cache.layer is not None and cache.allotment is None]
+    if not seen:
+        return None
+    cache = min(seen, key=lambda cache: cache.plan.method.budget)
+    keys, values = (mx.zeros_like(array) for array in cache.keys_and_values())
+    shown = cache.layer.seen if cache.layer is not None else None
+    heads = keys.shape[1] if shown is None else shown.queries.shape[1] * shown.queries.shape[2]
+    return cache.another(None), mx.zeros((1, heads, 1, keys.shape[3]), keys.dtype), keys, values
+
+
+def _filled(
+    empty: EvictingCache, queries: mx.array, keys: mx.array, values: mx.array, *, more: int
+) -> EvictingCache:
+    """A cache that read ``more`` tokens than it may keep, and then three one by one."""
+    cache, plan = empty.another(None), empty.plan
+    for length in (plan.method.budget + plan.options.interval + more, 1, 1, 1):
+        _read(cache, queries, keys, values, length=length)
+    return cache
+
+
+def _read(cache: Any, queries: mx.array, keys: mx.array, values: mx.array, *, length: int) -> None:
+    """One forward over zeros."""
+    batch = len(cache) if isinstance(cache, EvictingBatch) else 1
+    asked, *new = (
+        mx.broadcast_to(array, (batch, array.shape[1], length, array.shape[3]))
+        for array in (queries, keys, values)
+    )
+    mask = cache.make_mask(length)
+    read, _ = cache.update_and_fetch(*new)
+    cache.observe(asked, read, 1.0, mask, None)
 
 
 def _budgets(method: Method) -> set[int]:

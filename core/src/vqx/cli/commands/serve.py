@@ -1,0 +1,21 @@
+"""``vqx serve``: mlx-lm's server with every cache evicting."""
+
+from typing import Any
+
+import click
+
+from vqx.cli.passing import Passing, evicting, eviction_of
+from vqx.spec import Setting
+
+
+@click.command(cls=Passing)
+@evicting
+def command(method: Setting | None, budget: int, question: Any, arguments: tuple[str, ...]) -> None:
+    """Serve a model over HTTP, with every cache evicting.
+
+    All options of mlx_lm.server go with it; --model embedded is SmolLM2-135M out of a wheel. GET /v1/vqx
+    tells the method, what each sequence under way keeps, and the memory used.
+    """
+    from vqx.host.serving import run_serve
+
+    run_serve(eviction_of(method, budget, question), arguments)

@@ -1,0 +1,169 @@
+"""mlx-lm's server with every cache evicting, what it keeps in its log, and in a route of its own."""
+
+import json
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm import server
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import LRUPromptCache
+from mlx_lm.server import APIHandler, ModelProvider
+
+from vqx.batch import EvictingBatch
+from vqx.cache import EvictingCache
+from vqx.host.mains import Eviction, evicting, kept, replaced
+from vqx.host.trial import check_evicts, unbatched
+
+ROUTE = "/v1/vqx"
+
+http_server = server._run_http_server
+
+
+def run_serve(eviction: Eviction, arguments: Sequence[str]) -> None:
+    """``mlx_lm.server`` with these arguments of its own, every cache evicting.
+
+    ``GET /v1/vqx`` answers with the method, its options, what each sequence under way keeps, and memory.
+
+    Raises:
+        ValueError: an option that evicting caches could not follow; as ``vqx.attach``.
+    """
+    serving = _Serving(eviction)
+    names = {
+        "ModelProvider": serving.provider,
+        "BatchGenerator": serving.generator,
+        "LRUPromptCache": Prefixes,
+        "_run_http_server": serving.answer,
+    }
+    with evicting(server, eviction, arguments, check_evicts), replaced(server, **names):
+        server.main()
+
+
+class Prefixes(LRUPromptCache):
+    """The server's prompt cache: what an exact prefix of a prompt left is read no more.
+
+    No token is taken back, so what goes beyond a prompt is never reused; and of a prompt that was read before
+    to its end, the last token is read again.
+    """
+
+    def fetch_nearest_cache(self, model: Any, tokens: list[int]) -> tuple[list[Any] | None, list[int]]:
+        """The caches of the longest prefix that was read, and the tokens behind it: at least one."""
+        found = self._trie.search(model, tokens[:-1]) if len(tokens) > 1 else None
+        prefix = None if found is None else found.exact or found.shorter
+        if not prefix:
+            return None, tokens
+        # an exact match of what was inserted: copied by the server's own rules
+        caches, _ = super().fetch_nearest_cache(model, list(prefix))
+        return caches, tokens[len(prefix) :]
+
+    def insert_cache(
+        self, model: Any, tokens: list[int], prompt_cache: list[Any], *, cache_type: str = "assistant"
+    ) -> None:
+        """Hold the caches of a text, and say what they keep where it ends."""
+        super().insert_cache(model, tokens, prompt_cache, cache_type=cache_type)
+        if cache_type == "assistant":
+            logging.info("vqx: %s", kept(prompt_cache))
+
+
+class _Serving:
+    """One server: what it was told, and what its other thread holds."""
+
+    def __init__(self, eviction: Eviction) -> None:
+        self.eviction = eviction
+        self.ready = threading.Event()
+        self.failed: Exception | None = None
+        self.models: Any = None
+        self.batches: Any = lambda: None
+
+    def provider(self, given: Any) -> Any:
+        """mlx-lm's keeper of models, which says what it attached."""
+        serving = self
+
+        class Provider(ModelProvider):
+            def _load(self, *paths: Any) -> None:
+                super()._load(*paths)  # type: ignore[no-untyped-call]
+                model: Any = self.model
+                why = "" if not self.is_batchable else unbatched(model)
+                if why:
+                    self.is_batchable = False
+                budgets = serving.budgets(model)
+                logging.info(
+                    "vqx: %s; %d layers evict, %s rows each; requests are read %s",
+                    serving.eviction.label,
+                    len(budgets),
+                    "/".join(str(rows) for rows in sorted(set(budgets))),
+                    "in batches" if self.is_batchable else f"one by one{why and f' ({why})'}",
+                )
+
+            def load_default(self) -> None:
+                try:
+                    super().load_default()  # type: ignore[no-untyped-call]
+                except Exception as error:
+                    serving.failed = error  # raised where the server waits for it
+                serving.ready.set()
+
+        self.models = Provider(given)
+        return self.models
+
+    def generator(self, *args: Any, **options: Any) -> Any:
+        """mlx-lm's batches, of which the route tells."""
+        made = BatchGenerator(*args, **options)
+        self.batches = weakref.ref(made)
+        return made
+
+    def answer(self, host: str, port: int, responses: Any) -> None:
+        """Answer requests, once the model named first is loaded and fits the method."""
+        self.ready.wait()
+        if self.failed is not None:
+            responses.stop_and_join()
+            raise self.failed
+        serving = self
+
+        class Handler(APIHandler):
+            def do_GET(self) -> None:
+                if self.path != ROUTE:
+                    super().do_GET()  # type: ignore[no-untyped-call]
+                    return
+                self._set_completion_headers(200)
+                self.end_headers()
+                self.wfile.write(json.dumps(serving.status(responses)).encode())
+                self.wfile.flush()
+
+        http_server(host, port, responses, handler_class=Handler)
+
+    def budgets(self, model: nn.Module | None) -> list[int]:
+        """Rows that each evicting layer keeps."""
+        caches = [] if model is None else model.make_cache()
+        return [cache.plan.method.budget for cache in caches if isinstance(cache, EvictingCache)]
+
+    def status(self, responses: Any) -> dict[str, Any]:
+        """What the route answers with."""
+        made = self.batches()
+        under_way = [] if made is None else [made._prompt_batch, made._generation_batch]
+        prefixes = responses.prompt_cache
+        return {
+            "method": self.eviction.method,
+            "question": self.eviction.question,
+            "options": dict(self.eviction.options),
+            "budgets": self.budgets(self.models.model),
+            "batches": bool(self.models.is_batchable),
+            "sequences": [each for batch in under_way for each in _sequences([*batch.prompt_cache])],
+            "prompt_cache": {"sequences": len(prefixes), "bytes": prefixes.nbytes},
+            "memory": {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()},
+        }
+
+
+def _sequences(caches: list[Any]) -> list[dict[str, Any]]:
+    """Of each sequence of a batch: tokens read, and rows kept in the layer that keeps least and most."""
+    held = [cache for cache in caches if isinstance(cache, EvictingBatch)]
+    # the thread that generates may be between two layers
+    rows = zip(*(cache.tokens_kept for cache in held), strict=False)
+    seen = zip(*(cache.tokens_seen for cache in held), strict=False)
+    return [
+        {"tokens_seen": max(tokens), "tokens_kept": [min(kept), max(kept)]}
+        for tokens, kept in zip(seen, rows, strict=False)
+    ]
