@@ -178,6 +178,15 @@ def integration(session: nox.Session) -> None:
         _pytest(session, *PARALLEL, folder, *elsewhere, *session.posargs)
 
 
+@nox.session(default=False, requires=["wheels"])
+def soak(session: nox.Session) -> None:
+    """200 requests of mixed lengths to a server: the same answers as one by one, and flat memory."""
+    session.install("--group", "model", *_wheels(PLUGINS))
+    with _elsewhere(session):
+        served = ROOT / "integration-tests" / "test_serving.py"
+        _pytest(session, served, "-k", "at_once", "--requests", "200", *session.posargs)
+
+
 @nox.session(default=False, python=PYTHONS, requires=["wheels"])
 def pythons(session: nox.Session) -> None:
     """Each of the packages' tests once, with every Python that is here."""

@@ -121,3 +121,7 @@ def tiny_llama(**other: Any) -> Any:
     model = llama.Model(args)
     mx.eval(model.parameters())
     return model
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--requests", type=int, default=20, help="Requests that a server is asked at once.")

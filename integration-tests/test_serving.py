@@ -1,10 +1,10 @@
-"""``vqx serve`` as its clients meet it: a real server in a process of its own, a small model, plain HTTP."""
+"""``vqx serve`` as its clients meet it: a server in a process of its own, a small model, plain HTTP."""
 
 import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +13,15 @@ from typing import Any
 import vqx  # isort: skip  # before mlx
 
 import mlx.core as mx
+import mlx_lm
 import pytest
+from click.testing import CliRunner
 from mlx.utils import tree_flatten
 from serving import Server, served
-from vqx.host.embedded import load_embedded
+from vqx.cli import main
 
-BUDGET, CHUNK = 24, 16
-METHOD = "h2o:interval=3"
+BUDGET, INTERVAL = 24, 3
+EVICTING = ["--method", f"h2o:interval={INTERVAL}", "--budget", str(BUDGET), "--prefill-step-size", "16"]
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +34,135 @@ def folder(make_llama: Any, embedded: Any, tmp_path_factory: pytest.TempPathFact
     (path / "config.json").write_text(json.dumps({**config, "eos_token_id": 2}))
     embedded.tokenizer.save_pretrained(path, save_jinja_files=False)
     return path
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with served(folder, ["--model", str(folder), *EVICTING]) as server:
+        yield server
+
+
+def prompts(count: int, words: Sequence[str]) -> list[tuple[str, int]]:
+    """Prompts of 1 to 60 words, and how many tokens to generate."""
+    draw = random.Random(3)
+    return [
+        (" ".join(draw.choices(words, k=draw.choice((1, 4, 15, 60)))), draw.randrange(2, 50))
+        for _ in range(count)
+    ]
+
+
+def test_requests_at_once_get_the_answers_of_one_by_one_and_memory_stays_flat(
+    server: Server, texts: dict[str, list[int]], embedded: Any, request: pytest.FixtureRequest
+) -> None:
+    words = embedded.tokenizer.decode(texts["narrative"]).split()
+    asked = prompts(request.config.getoption("--requests"), words)
+    with ThreadPoolExecutor(8) as clients:
+        warm = [*clients.map(lambda one: server.complete(*one), asked[:10])]
+        before = server.get("/v1/vqx")["memory"]["active"]
+        together = [*clients.map(lambda one: server.complete(*one), asked)]
+    after = server.get("/v1/vqx")
+    assert together[:10] == warm
+    assert together == [server.complete(*one) for one in asked]
+    assert after["sequences"] == []
+    # the prompt cache holds ten texts, each of at most so many rows; nothing else may be left of a request
+    assert after["memory"]["active"] - before < 2e5
+
+
+def test_the_route_tells_what_sequences_under_way_keep(server: Server) -> None:
+    with ThreadPoolExecutor(3) as clients:
+        waiting = [clients.submit(server.complete, f"Number {i}: " + "la " * 40, 200) for i in range(3)]
+        seen = [server.get("/v1/vqx")]
+        while not all(each.done() for each in waiting):
+            seen.append(server.get("/v1/vqx"))
+    assert (seen[0]["method"], seen[0]["options"]) == ("h2o", {"budget": BUDGET, "interval": INTERVAL})
+    assert (seen[0]["budgets"], seen[0]["batches"]) == ([BUDGET] * 2, True)
+    sequences = [each for status in seen for each in status["sequences"]]
+    assert max(len(status["sequences"]) for status in seen) > 1
+    full = [each for each in sequences if each["tokens_seen"] > 100]
+    assert full
+    assert all(BUDGET <= rows < BUDGET + INTERVAL for each in full for rows in each["tokens_kept"])
+    log = server.log.read_text()
+    assert f"vqx: h2o:budget={BUDGET},interval={INTERVAL}; 2 layers evict, {BUDGET} rows each" in log
+    assert "tokens read, 24 rows a layer kept" in log
+
+
+def test_a_streamed_answer_is_the_whole_one(server: Server) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is it so?"}]
+    body: dict[str, Any] = {"messages": messages, "max_tokens": 40, "temperature": 0}
+    whole = server.ask("/v1/chat/completions", **body)["choices"][0]
+    chunks = [chunk["choices"][0] for chunk in server.stream("/v1/chat/completions", **body)]
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == whole["message"]["content"]
+    assert (chunks[-1]["finish_reason"], whole["finish_reason"]) == ("length", "length")
+    assert len(chunks) > 5
+
+
+def test_exact_prefixes_are_reused_and_others_are_not(server: Server) -> None:
+    def told(prompt: str) -> tuple[str, int, int]:
+        answer = server.ask("/v1/completions", prompt=prompt, max_tokens=24)
+        usage = answer["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return answer["choices"][0]["text"], cached, usage["prompt_tokens"]
+
+    prompt = "A prefix that nobody asked for before, " + "and words " * 20
+    text, cached, tokens = told(prompt + "to its end")
+    assert cached == 0
+    # read again, all but the last token; what is generated stands behind it in the cache and is not taken
+    assert told(prompt + "to its end") == (text, tokens - 1, tokens)
+    # the same beginning alone: what came after it cannot be taken back
+    assert told(prompt)[1] == 0
+    # what one request read to its end is the beginning of another, which reads the rest
+    assert told(prompt + "to its end" + text)[1] >= tokens - 1
+    # a prompt that is just what was read before would leave no token to read
+    shorter = told(prompt + "to its")
+    assert told(prompt + "to its")[0] == shorter[0]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vqx", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--kv-bits", "8"], "--kv-bits: it would leave evicting caches as they are"),
+        (["generate", "--max-kv-size", "64"], "--max-kv-size: give --budget"),
+        (["chat", "--max-kv-size", "64"], "--max-kv-size: give --budget"),
+        (["serve", "--draft-model", "embedded"], "write --method h2o:undo=3"),
+        (["generate", "--draft-model", "embedded"], "write --method h2o:undo=3"),
+        (["generate", "--method", "h2o:recent=40"], "leaves no room"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_read(
+    arguments: list[str], words: str, folder: Path
+) -> None:
+    ended = CliRunner().invoke(main, [*arguments, "--model", str(folder), "--budget", "32"])
+    assert (ended.exit_code, words in ended.output) == (2, True), ended.output
+
+
+def test_a_method_that_fails_at_its_first_eviction_is_refused_before_the_server_answers(folder: Path) -> None:
+    ended = run("serve", "--method", "kvzip", "--model", str(folder), "--budget", "32")
+    assert (ended.returncode, "before the model repeated its context" in ended.stderr) == (2, True)
+    assert "Traceback" not in ended.stderr
+
+
+def test_methods_that_share_rows_are_served_one_request_at_a_time(folder: Path) -> None:
+    arguments = ["--model", str(folder), "--method", "ada(snapkv):window=4", "--budget", "24"]
+    with served(folder, arguments) as server, ThreadPoolExecutor(4) as clients:
+        asked = prompts(6, ["one", "two", "three", "four"])
+        together = [*clients.map(lambda one: server.complete(*one), asked)]
+        assert together == [server.complete(*one) for one in asked]
+        assert server.get("/v1/vqx")["batches"] is False
+        assert "requests are read one by one" in server.log.read_text()
+
+
+def test_generate_writes_what_mlx_lm_writes_with_the_same_caches(folder: Path) -> None:
+    from mlx_lm import generate, load
+
+    model, tokenizer = load(str(folder))[:2]
+    vqx.attach(model, "tova", budget=BUDGET)
+    own = generate(model, tokenizer, "Tell me all of it. " * 9, max_tokens=30)
+    arguments = ["--prompt", "Tell me all of it. " * 9, "--ignore-chat-template", "--max-tokens", "30"]
+    ended = run("generate", "--model", str(folder), "--method", "tova", "--budget", str(BUDGET), *arguments)
+    assert ended.returncode == 0, ended.stderr
+    assert own.strip() in ended.stdout

@@ -1,7 +1,10 @@
 """mlx-lm's server with every cache evicting, what it keeps in its log, and in a route of its own."""
 
+import atexit
 import json
 import logging
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -103,7 +106,7 @@ class _Serving:
                 try:
                     super().load_default()  # type: ignore[no-untyped-call]
                 except Exception as error:
-                    serving.failed = error  # raised where the server waits for it
+                    serving.failed = error.with_traceback(None)  # whose frames hold the model
                 serving.ready.set()
 
         self.models = Provider(given)
@@ -120,7 +123,9 @@ class _Serving:
         self.ready.wait()
         if self.failed is not None:
             responses.stop_and_join()
+            _leave_at_once(2 if isinstance(self.failed, ValueError) else 1)
             raise self.failed
+        _leave_at_once(0)
         serving = self
 
         class Handler(APIHandler):
@@ -155,6 +160,17 @@ class _Serving:
             "prompt_cache": {"sequences": len(prefixes), "bytes": prefixes.nbytes},
             "memory": {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()},
         }
+
+
+def _leave_at_once(code: int) -> None:
+    """When all is done: MLX may abort the interpreter's end where a thread used it (mlx_lm.server, too)."""
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(leave)
 
 
 def _sequences(caches: list[Any]) -> list[dict[str, Any]]:
