@@ -157,12 +157,16 @@ def test_methods_that_share_rows_are_served_one_request_at_a_time(folder: Path) 
 
 
 def test_generate_writes_what_mlx_lm_writes_with_the_same_caches(folder: Path) -> None:
-    from mlx_lm import generate, load
-
-    model, tokenizer = load(str(folder))[:2]
+    model, tokenizer = mlx_lm.load(str(folder))[:2]
     vqx.attach(model, "tova", budget=BUDGET)
-    own = generate(model, tokenizer, "Tell me all of it. " * 9, max_tokens=30)
-    arguments = ["--prompt", "Tell me all of it. " * 9, "--ignore-chat-template", "--max-tokens", "30"]
-    ended = run("generate", "--model", str(folder), "--method", "tova", "--budget", str(BUDGET), *arguments)
-    assert ended.returncode == 0, ended.stderr
-    assert own.strip() in ended.stdout
+    own = mlx_lm.generate(model, tokenizer, "Tell me all of it. " * 9, max_tokens=30)
+    theirs = ["--prompt", "Tell me all of it. " * 9, "--ignore-chat-template", "--max-tokens", "30"]
+    ours = ["--model", str(folder), "--method", "tova", "--budget", str(BUDGET)]
+    ended = CliRunner().invoke(main, ["generate", *ours, *theirs])
+    assert ended.exit_code == 0, ended.output
+    assert own.strip() in ended.output
+
+
+def test_help_shows_the_options_of_both() -> None:
+    shown = CliRunner().invoke(main, ["serve", "--help"]).output
+    assert all(name in shown for name in ("--budget", "--method", "--decode-concurrency", "--chat-template"))
