@@ -1,4 +1,4 @@
-"""The compiled step against the step as it is: the same rows, statistics and answers, in place."""
+"""The recorded step against the step as it is: the same rows, statistics and answers, in place."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from vqx import EvictingCache, Method, Options, Scorer, accumulated
-from vqx.exchange import step_of
 from vqx.rows import filled
 
 LATEST = Scorer(score=lambda held: held.last.weights().mean(axis=2).mean(axis=2), window=4)
@@ -18,23 +17,23 @@ SCORERS = {
 }
 
 
-def cache_of(scorer: Scorer, interval: int, *, compiled: bool) -> EvictingCache:
+def cache_of(scorer: Scorer, interval: int = 1, *, recorded: bool = True) -> EvictingCache:
     method = Method(scorer, 16, n_sink=2, recent=3)
     cache = EvictingCache(method, Options(queries="model", interval=interval))
-    if compiled:  # as on a GPU
-        cache._compiled = cache.plan, step_of(cache.plan)
+    if not recorded:
+        cache._exchanged = lambda keys, values: None  # type: ignore[method-assign]
     return cache
 
 
 @pytest.mark.parametrize("interval", [1, 5])
 @pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
-def test_a_compiled_step_keeps_the_same_rows(
-    scorer: Scorer, interval: int, stream: Callable[..., Any], feed: Callable[..., Any]
+def test_a_recorded_step_keeps_the_same_rows(
+    scorer: Scorer, interval: int, stream: Callable[..., Any]
 ) -> None:
-    tokens, found = stream(60), []
-    for compiled in (False, True):
-        cache = cache_of(scorer, interval, compiled=compiled)
-        for lengths in ([20, *[1] * 17], [1] * 12, [4, *[1] * 7]):  # a look at the cache, and a later turn
+    tokens, found = stream(120), []
+    for recorded in (False, True):
+        cache = cache_of(scorer, interval, recorded=recorded)
+        for lengths in ([20, *[1] * 40], [1] * 12, [4, *[1] * 40]):  # a look at the cache, and a later turn
             for length in lengths:
                 now = slice(cache.tokens_seen, cache.tokens_seen + length)
                 queries, keys, values = (a[..., now, :] for a in tokens)
@@ -42,11 +41,11 @@ def test_a_compiled_step_keeps_the_same_rows(
                 cache.observe(queries, read[0], 0.25, None if length == 1 else "causal", None)
                 mx.eval(*read)
             assert cache.layer is not None
-        found.append((cache.layer.rows, cache._compiled))
-    (plain, none), (fast, run) = found
-    assert none is None or none[1] is None
-    assert run is not None
-    assert run[1] is not None, "the compiled step was given up"
+        found.append(cache.layer.rows)
+    plain, fast = found
+    assert cache._records
+    assert cache._recorder is not None
+    assert cache._recorder.recorded, "no step was recorded"
     one, other = (np.argsort(np.array(rows.position), axis=2) for rows in (plain, fast))
     for a, b in zip(
         (plain.position, *plain.columns.values()), (fast.position, *fast.columns.values()), strict=True
@@ -65,16 +64,15 @@ def test_a_scorer_that_wants_pythons_numbers_is_run_as_it_is(feed: Callable[...,
         asked.append(range(held.newest)[-1])  # an array is no number
         return held.position
 
-    cache = cache_of(Scorer(score=score), 1, compiled=True)
-    feed(cache, stream(30), [18, *[1] * 6])
-    assert cache._compiled == (cache.plan, None)
-    assert asked[-1] == 21
-    assert sorted(cache.position[0, 0].tolist()) == [0, 1, *range(9, 24)]
+    cache = cache_of(Scorer(score=score))
+    feed(cache, stream(30), [18, *[1] * 10])
+    assert not cache._records
+    assert asked[-1] == 25
+    assert sorted(cache.position[0, 0].tolist()) == [0, 1, *range(13, 28)]
 
 
-def test_a_compiled_step_writes_in_place() -> None:
+def test_a_recorded_step_writes_in_place() -> None:
     cache = EvictingCache(Method(SCORERS["alike"], 2048, n_sink=4), Options(queries="model"))
-    cache._compiled = cache.plan, step_of(cache.plan)
     keys = mx.random.normal((1, 3, 2060, 64))
     for start, stop in ((0, 2048), *((at, at + 1) for at in range(2048, 2060))):
         new = mx.contiguous(keys[:, :, start:stop])
@@ -83,5 +81,18 @@ def test_a_compiled_step_writes_in_place() -> None:
         mx.reset_peak_memory()
         mx.eval(cache.update_and_fetch(new, new))
         peak = mx.get_peak_memory() - before
-    assert cache._compiled[1] is not None
+    assert cache._recorder is not None
+    assert cache._recorder.recorded
     assert peak < keys.nbytes / 8, "the cache was copied"
+
+
+def test_a_disc_that_takes_no_file_costs_no_token(
+    feed: Callable[..., Any], stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("vqx.exchange.tempfile.TemporaryDirectory", full)
+    cache = cache_of(accumulated())
+    feed(cache, stream(30), [18, *[1] * 10])
+    assert (cache.tokens_seen, cache.tokens_kept, cache._records) == (28, 16, False)

@@ -13,7 +13,7 @@ import mlx.core as mx
 from vqx import lanes
 from vqx.allotment import Allotment
 from vqx.batch import EvictingBatch, unfit
-from vqx.exchange import Run, alike, compiled, exchange
+from vqx.exchange import Recorder, alike, recordable
 from vqx.layer import Layer, Plan, admit, admit_bare, caught_up, dense, placed, stand_ins, wait, watch, widths
 from vqx.options import Options
 from vqx.packing import Packing
@@ -72,7 +72,8 @@ class EvictingCache:
             )
         self.plan = Plan(method, options, rotary, packing)
         watching = method.scorer.reads_queries and options.queries == "model"
-        self._compiled: tuple[Plan, Run | None] | None = None
+        self._recorder: Recorder | None = None
+        self._records = True
         self._unshown = "computes attention by itself" if watching else ""
         self.number = number
         self.updated = updated
@@ -140,19 +141,19 @@ class EvictingCache:
         return self._admitted(*self.keys_and_values())
 
     def _exchanged(self, keys: mx.array, values: mx.array) -> Layer | None:
-        """The layer after a step that is like the one before; None where it is not, or cannot be compiled."""
+        """The layer after a step that is like those before; None where it is not, or is not recorded."""
         layer = self._layer
         if layer is None or keys.shape[2] > 1 or self.allotment is not None or not alike(self.plan, layer):
             return None
-        if self._compiled is None or self._compiled[0] is not self.plan:
-            self._compiled = self.plan, compiled(self.plan)
-        run = self._compiled[1]
-        if run is None:
+        if self._recorder is None or self._recorder.plan is not self.plan:
+            self._recorder = Recorder(self.plan)
+            self._records = recordable(self.plan)
+        if not self._records:
             return None
         try:
-            return exchange(run, self.plan, layer, keys, values)
-        except (TypeError, ValueError, RuntimeError):
-            self._compiled = self.plan, None  # what is wrong, if anything, is said by the step as it is
+            return self._recorder.exchange(layer, keys, values)
+        except (OSError, TypeError, ValueError, RuntimeError):
+            self._records = False  # what is wrong, if anything, is said by the step as it is
             return None
 
     def _admitted(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

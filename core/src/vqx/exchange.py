@@ -1,11 +1,15 @@
-"""The step that evicts, compiled: a token comes and a row goes, or an interval of them, and no shape changes.
+"""The step that evicts, recorded: a token comes and a row goes, or an interval of them, and no shape changes.
 
-MLX then repeats the step without Python, and joins its small operations: a GPU would wait for both. What is
-kept is the same. A scorer that wants Python's own numbers cannot be compiled, and is run as it is.
+MLX repeats a recorded step by itself, where Python takes longer to write it down than a GPU to run it. It is
+recorded by export and import, which run the operations as they are: ``mx.compile`` would join them into new
+kernels, and compiling those takes longer than most conversations. A scorer that wants Python's own numbers
+cannot be recorded, and is run as it is.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import mlx.core as mx
 
@@ -13,55 +17,43 @@ from vqx import kernels
 from vqx.layer import Each, Layer, Plan, Seen, Waiting, begun, caught_up, settle
 from vqx.rows import Rows, append, overwrite
 
-Run: TypeAlias = Callable[..., tuple[Any, ...]]
+Replay: TypeAlias = Callable[..., list[mx.array]]
+
+ALIKE = 3
+"""Steps that must have been alike before one is recorded, which costs as much as some tens of them."""
 
 
-def compiled(plan: Plan) -> Run | None:
-    """The step of a plan, where one can be compiled and it pays: on a GPU."""
-    scorer, share = plan.method.scorer, plan.method.share
-    able = plan.defers and plan.packing is None and scorer.note is None and share is None
-    return step_of(plan) if able and mx.default_device() == mx.gpu else None
+class Given(NamedTuple):
+    """What a step is made of: arrays, and the order in which a recording takes and gives them."""
 
+    rows: Rows  # with nothing bare
+    late: tuple[mx.array, ...]  # position and columns of the rows behind, [B, H, t] each
+    new: Rows  # of the token that comes
+    end: mx.array  # [B] its position
+    asked: tuple[mx.array, ...]  # queries that wait, [B, H * G, 1, D] each
+    seen: tuple[mx.array, ...]  # the latest queries, [B, H, G, q, D], if a score wants any
+    notes: Mapping[str, mx.array]
+    sinks: tuple[mx.array, ...]
 
-def step_of(plan: Plan) -> Run:
-    """The step as a function of arrays alone, compiled when it first runs."""
+    def arrays(self) -> list[mx.array]:
+        return [
+            *_flat(self.rows), *self.late, *_flat(self.new), self.end, *self.asked, *self.seen,
+            *self.notes.values(), *self.sinks,
+        ]  # fmt: skip
 
-    def run(
-        rows: list[Any],
-        late: list[Any],
-        new: list[Any],
-        end: Any,  # the position of the next token, [B]: a number in an array, or each would be compiled
-        asked: list[mx.array],
-        held: list[mx.array],
-        notes: dict[str, mx.array],
-        scale: float,
-        sinks: list[mx.array],
-    ) -> tuple[Any, ...]:
-        keys, values, position, columns = rows
-        if late:
-            position = mx.concatenate([position, late[0]], axis=2)
-            columns = {name: mx.concatenate([c, late[1][name]], axis=2) for name, c in columns.items()}
-        sink = sinks[0] if sinks else None
-        batch, _, n = position.shape
-        layer = Layer(
-            Rows(keys, values, position, columns),
-            last=1,
-            evicted=True,
-            notes=notes,
-            seen=Seen(held[0], (), scale, sink) if held else None,
-            waiting=Waiting(tuple(asked), 0, scale, sink) if asked else None,
-            each=Each((n,) * batch, end, ()),
+    def of(self, arrays: list[mx.array]) -> "Given":
+        """The same with other arrays."""
+        left = iter(arrays)
+        return Given(
+            _like(self.rows, left),
+            tuple(next(left) for _ in self.late),
+            _like(self.new, left),
+            next(left),
+            tuple(next(left) for _ in self.asked),
+            tuple(next(left) for _ in self.seen),
+            {name: next(left) for name in self.notes},
+            tuple(next(left) for _ in self.sinks),
         )
-        layer = caught_up(plan, layer)
-        tied = mx.depends([new[0]], layer.carried)[0]
-        layer, slot = settle(plan, layer, room=plan.options.interval)
-        coming = Rows(tied, *new[1:])
-        found = append(layer.rows, coming) if slot is None else overwrite(layer.rows, slot, coming)
-        return *found[:4], [] if layer.seen is None else [layer.seen.queries]
-
-    kernels.target()  # what runs is found out by trying it, which must not happen while compiling
-    step: Run = mx.compile(run)
-    return step
 
 
 def alike(plan: Plan, layer: Layer) -> bool:
@@ -70,36 +62,100 @@ def alike(plan: Plan, layer: Layer) -> bool:
     return plain and layer.evicted and layer.last == 1 and plan.due(layer)
 
 
-def exchange(run: Run, plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer:
-    """As ``vqx.layer.admit`` for one token, where layers are ``alike``."""
-    start, rows, waiting, seen = layer.tokens_seen, layer.rows, layer.waiting, layer.seen
-    new, late = begun(plan, keys, values, start, start), []
-    if rows.bare:
-        n, first = rows.position.shape[2], start - rows.bare
-        behind = begun(
-            plan, rows.keys[:, :, n : rows.length], rows.values[:, :, n : rows.length], first, first
+def recordable(plan: Plan) -> bool:
+    """Whether a plan's step is one of arrays alone, as far as can be told before."""
+    scorer, share = plan.method.scorer, plan.method.share
+    return plan.defers and plan.packing is None and scorer.note is None and share is None
+
+
+class Recorder:
+    """Exchanges a row, or an interval of them, by a step that is recorded once it has recurred."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.recorded: dict[tuple[Any, ...], Replay] = {}
+        self._alike = 0
+
+    def exchange(self, layer: Layer, keys: mx.array, values: mx.array) -> Layer | None:
+        """As ``vqx.layer.admit`` for one token, where layers are ``alike``; None where it is not recorded."""
+        self._alike += 1
+        if self._alike <= ALIKE:
+            return None
+        start, rows, waiting, seen = layer.tokens_seen, layer.rows, layer.waiting, layer.seen
+        asked, last = () if waiting is None else waiting.queries, waiting or seen
+        scale = 1.0 if last is None else last.scale
+        late: tuple[mx.array, ...] = ()
+        if rows.bare:
+            n, first = rows.position.shape[2], start - rows.bare
+            bare = [array[:, :, n : rows.length] for array in (rows.keys, rows.values)]
+            late = _flat(begun(self.plan, bare[0], bare[1], first, first))[2:]
+        given = Given(
+            rows._replace(bare=0),
+            late,
+            begun(self.plan, keys, values, start, start),
+            mx.full((keys.shape[0],), start, mx.int32),
+            asked,
+            () if seen is None else (seen.queries,),
+            layer.notes,
+            () if last is None or last.sinks is None else (last.sinks,),
         )
-        late = [behind.position, behind.columns]
-    asked = () if waiting is None else waiting.queries
-    last = waiting or seen
-    *found, queries = run(
-        [*rows[:4]],
-        late,
-        [*new[:4]],
-        mx.full((keys.shape[0],), start, mx.int32),
-        [*asked],
-        [] if seen is None else [seen.queries],
-        dict(layer.notes),
-        1.0 if last is None else last.scale,
-        [] if last is None or last.sinks is None else [last.sinks],
+        key = (rows.keys.shape, rows.length, rows.bare, len(asked), seen is None, scale, len(given.sinks))
+        replay = self.recorded.get(key)
+        if replay is None:
+            replay = self.recorded[key] = _recorded(self.plan, given, scale)
+        left = iter(replay(*given.arrays()))
+        rows = _like(given.new, left)
+        if seen is not None:
+            queries = next(left)
+            origin = (*seen.origin, *range(start - len(asked), start))[-queries.shape[3] :]
+            seen = seen._replace(queries=queries, origin=origin)
+        return layer._replace(
+            rows=rows, tokens_seen=start + 1, generated=layer.generated + 1, seen=seen, waiting=None
+        )
+
+
+def _recorded(plan: Plan, given: Given, scale: float) -> Replay:
+    """The step as MLX repeats it."""
+    kernels.target()  # what runs is found out by trying it, which must not happen while recording
+
+    def step(*arrays: mx.array) -> list[mx.array]:
+        return _step(plan, given.of([*arrays]), scale)
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "step.mlxfn"))
+        mx.export_function(file, step, *given.arrays())
+        return cast(Replay, mx.import_function(file))
+
+
+def _step(plan: Plan, given: Given, scale: float) -> list[mx.array]:
+    """What ``vqx.layer.admit`` does, of arrays alone: no number in it changes from token to token."""
+    keys, values, position, columns, _ = given.rows
+    if given.late:
+        position = mx.concatenate([position, given.late[0]], axis=2)
+        late = dict(zip(columns, given.late[1:], strict=True))
+        columns = {name: mx.concatenate([c, late[name]], axis=2) for name, c in columns.items()}
+    sinks = given.sinks[0] if given.sinks else None
+    end: Any = given.end
+    layer = Layer(
+        Rows(keys, values, position, columns),
+        last=1,
+        evicted=True,
+        notes=given.notes,
+        seen=Seen(given.seen[0], (), scale, sinks) if given.seen else None,
+        waiting=Waiting(given.asked, 0, scale, sinks) if given.asked else None,
+        each=Each((position.shape[2],) * position.shape[0], end, ()),
     )
-    if seen is not None:
-        origin = (*seen.origin, *range(start - len(asked), start))[-queries[0].shape[3] :]
-        seen = seen._replace(queries=queries[0], origin=origin)
-    return layer._replace(
-        rows=Rows(*found),
-        tokens_seen=start + 1,
-        generated=layer.generated + 1,
-        seen=seen,
-        waiting=None,
-    )
+    layer = caught_up(plan, layer)
+    tied = mx.depends([given.new.keys], layer.carried)[0]
+    layer, slot = settle(plan, layer, room=plan.options.interval)
+    new = given.new._replace(keys=tied)
+    rows = append(layer.rows, new) if slot is None else overwrite(layer.rows, slot, new)
+    return [*_flat(rows), *(() if layer.seen is None else (layer.seen.queries,))]
+
+
+def _flat(rows: Rows) -> tuple[mx.array, ...]:
+    return (*rows[:3], *rows.columns.values())
+
+
+def _like(rows: Rows, left: Any) -> Rows:
+    return Rows(next(left), next(left), next(left), {name: next(left) for name in rows.columns})

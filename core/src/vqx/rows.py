@@ -114,7 +114,8 @@ def move(rows: Rows, slots: mx.array) -> Rows:
     keep = n - m
 
     def moved(column: mx.array, at: mx.array) -> mx.array:
-        last = mx.contiguous(column[:, :, keep:n])  # a view would keep the buffer from being written in place
+        # gathered, since a view would keep the buffer from being written in place
+        last = mx.take(column, mx.arange(keep, n), axis=2)
         return mx.put_along_axis(column, at, last, axis=2)
 
     return Rows(

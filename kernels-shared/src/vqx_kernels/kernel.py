@@ -86,4 +86,5 @@ def texts(target: str, body: Body) -> dict[str, Any]:
 
 
 def _laid_out(name: str, array: mx.array, body: Body) -> mx.array:
-    return array if name in STRIDED or not body.strided else mx.contiguous(array)
+    # flat is contiguous; mx.contiguous cannot be exported, which vqx.exchange wants to
+    return array if name in STRIDED or not body.strided else array.reshape(-1)
