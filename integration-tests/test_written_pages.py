@@ -28,6 +28,11 @@ def test_every_method_has_a_page_with_all_its_parts(written: dict[Path, str]) ->
         assert re.findall(r"^## (.*)$", written[DOCS / page[1]], re.MULTILINE) == parts
 
 
+def test_the_first_page_leads_to_every_other() -> None:
+    linked = set(re.findall(r"\]\(([a-z-]+\.md)\)", (DOCS / "README.md").read_text()))
+    assert {file.name for file in DOCS.glob("*.md")} - linked == {"README.md"}
+
+
 def test_figures_on_a_page_are_those_of_the_comparison(written: dict[Path, str]) -> None:
     run = json.loads((DOCS / "results" / "comparison.json").read_text())
     (text,) = (table for table in run["tables"] if table["task"] == "continuation")
