@@ -7,6 +7,7 @@ import click
 
 from vqx.cli.asking import json_flag
 from vqx.cli.showing import table
+from vqx.kernels import offered, target
 from vqx.known import known
 from vqx.registry import PluginError, registry
 
@@ -34,7 +35,18 @@ def command(available: bool, as_json: bool) -> None:
         columns = ("brings", "summary", "install") if available else ("method", "version", "keeps")
         table([{name: row[name] for name in columns} for row in rows], head=False)
         if not available:
-            click.echo("\nPackages and papers: vqx methods --json; what is not installed: --available")
+            click.echo(f"\nKernels: {_kernels()}")
+            click.echo("Packages and papers: vqx methods --json; what is not installed: --available")
+
+
+def _kernels() -> str:
+    """Where the arithmetic of scores runs."""
+    kernels = offered()
+    if kernels is None:
+        return "none installed, MLX operations do it (pip install vqx-kernels)"
+    where = target()
+    used = "not used on this device, MLX operations do it" if where == "reference" else f"run on {where}"
+    return f"{kernels.__name__}, {used}"
 
 
 def _installed() -> list[dict[str, str]]:
