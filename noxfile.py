@@ -151,6 +151,14 @@ def tests(session: nox.Session, package: Package) -> None:
 
 
 @nox.session(requires=["wheels"])
+def emulated(session: nox.Session) -> None:
+    """Kernels on emulated devices, with ThreadSanitizer; planted faults, all of which have to be found."""
+    session.install(*_wheels([]))
+    with _elsewhere(session):
+        _pytest(session, ROOT / "kernels-shared" / "emulated", *session.posargs)
+
+
+@nox.session(requires=["wheels"])
 def lowest(session: nox.Session) -> None:
     """Each of the packages' tests once, with the lowest version of everything that a package asks for.
 

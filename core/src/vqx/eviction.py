@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from vqx import kernels
 from vqx.ranking import top
 from vqx.scorers import Method
 
@@ -35,6 +36,9 @@ def guarded(score: mx.array, protected: mx.array) -> mx.array:
 
 def victim(score: mx.array, position: mx.array) -> mx.array:
     """The slot of the lowest score, of the oldest row among equals: ``[B, H, 1]``."""
+    found = kernels.lowest(score, position)
+    if found is not None:
+        return found
     lowest = mx.min(score, axis=-1, keepdims=True)
     return mx.argmin(mx.where(score == lowest, position, NEVER), axis=-1, keepdims=True)
 

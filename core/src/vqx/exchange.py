@@ -145,7 +145,7 @@ def _step(plan: Plan, given: Given, scale: float) -> list[mx.array]:
         waiting=Waiting(given.asked, 0, scale, sinks) if given.asked else None,
         each=Each((position.shape[2],) * position.shape[0], end, ()),
     )
-    layer = caught_up(plan, layer)
+    layer = caught_up(plan, layer, choose=True)
     tied = mx.depends([given.new.keys], layer.carried)[0]
     layer, slot = settle(plan, layer, room=plan.options.interval)
     new = given.new._replace(keys=tied)

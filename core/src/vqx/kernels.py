@@ -4,10 +4,13 @@ The operations beside which they stand remain the definition; what no kernel ser
 """
 
 import functools
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
 import mlx.core as mx
+
+from vqx.scorers import Method
 
 
 @functools.cache
@@ -40,14 +43,69 @@ def gained(
     asked = _asked(kernels, block)
     if asked is None or not kernels.fits(asked):
         return None
-    newest = block.length == 1
+    asked, rule = _ruled(kernels, block, asked, itself=itself, old=old, causal=causal, **fused)
+    found: mx.array = kernels.gained(where, asked, rule)
+    return found
+
+
+def step(method: Method, stats: Mapping[str, Any], block: Any) -> tuple[Mapping[str, Any], mx.array] | None:
+    """Observe the queries of a block, score its rows, and choose the one that goes, in one kernel.
+
+    Returns (statistics, the slot ``[B, H, 1]``); None where no kernel serves the method or the block.
+    """
+    scorer, kernels, where = method.scorer, offered(), target()
+    kernel = scorer.kernel
+    if kernels is None or where == "reference" or kernel is None or block is None:
+        return None
+    asked = _asked(kernels, block)
+    if kernel.stands_for != (scorer.score, scorer.observe) or asked is None or not kernels.fits(asked):
+        return None
+    asked, rule = _ruled(kernels, block, asked, **kernel.rule)
+    if not isinstance(block.generated, int):
+        return None  # the sequences of a batch differ
+    factors = kernel.factors(block.start + block.length - 1, block.generated, block.length)
+    if any(isinstance(factor, mx.array) and factor.size > 1 for factor in factors):
+        return None
+    guard = kernels.Guard(method.n_sink, method.recent, method.spans)
+    done = kernels.step(where, asked, rule, kernel.lines, stats, guard, factors)
+    return {**stats, **done.written}, done.slot
+
+
+def lowest(score: mx.array, position: mx.array) -> mx.array | None:
+    """The slot of the lowest score, of the oldest row among equals: ``[B, H, 1]``; None: no kernel here."""
+    kernels, where = offered(), target()
+    if kernels is None or where == "reference":
+        return None
+    found: mx.array = kernels.victim(where, score, position)
+    return found
+
+
+def highest(score: mx.array, position: mx.array, keep: int) -> mx.array | None:
+    """As ``vqx.ranking.top`` for guarded scores ``[B, H, n]``; None: no kernel here."""
+    kernels, where = offered(), target()
+    if kernels is None or where == "reference" or not 0 < keep < score.shape[2]:
+        return None
+    found: mx.array = kernels.survivors(where, score, position, keep)
+    return found
+
+
+def _ruled(
+    kernels: Any,
+    block: Any,
+    asked: Any,
+    *,
+    itself: bool = True,
+    old: int = 0,
+    causal: bool = True,
+    **fused: Any,
+) -> tuple[Any, Any]:
+    """The arrays, and which rows each query sees."""
     hide = "newest" if old else "itself" if not itself else "later"
-    if hide == "later" and (newest or not causal or block.mask is None):
+    if hide == "later" and (block.length == 1 or not causal or block.mask is None):
         hide = "nothing"
     if old:
         asked = asked._replace(sinks=None)  # a learned sink is no row, and takes no share
-    found: mx.array = kernels.gained(where, asked, kernels.Rule(hide=hide, old=old, **fused))
-    return found
+    return asked, kernels.Rule(hide=hide, old=old, **fused)
 
 
 def _asked(kernels: Any, block: Any) -> Any | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from vqx import eviction, lanes
+from vqx import eviction, kernels, lanes
 from vqx.attention import HIDDEN, Block
 from vqx.options import Options
 from vqx.packing import Packing
@@ -83,6 +83,7 @@ class Layer(NamedTuple):
     notes: Mapping[str, mx.array] = {}  # what the scorer knows of all queries so far
     heads: int = 1  # heads whose rows stand in one lane (vqx.lanes)
     waiting: Waiting | None = None
+    slot: mx.array | None = None  # [B, H, 1] the row that goes next, where a kernel chose it
     each: Each | None = None  # the sequences of a batch, where they differ; the counts above are the greatest
 
     @property
@@ -158,7 +159,7 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
     if layer is None:
         layer = Layer(append(no_rows(new), new, bound))
     else:
-        layer = caught_up(plan, layer)
+        layer = caught_up(plan, layer, choose=length == 1)
         # what no logits need is evaluated with this forward: no graph grows over tokens
         new = new._replace(keys=mx.depends([new.keys], layer.carried)[0])
         layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
@@ -179,8 +180,11 @@ def admit_bare(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> La
     return layer._replace(rows=rows, tokens_seen=layer.tokens_seen + 1, last=1, generated=layer.generated + 1)
 
 
-def caught_up(plan: Plan, layer: Layer) -> Layer:
-    """The layer with nothing left for later: bare rows get their columns, the scorer sees what waits."""
+def caught_up(plan: Plan, layer: Layer, *, choose: bool = False) -> Layer:
+    """The layer with nothing left for later: bare rows get their columns, the scorer sees what waits.
+
+    ``choose`` says that it is settled next, for one row: a kernel may name the row that goes.
+    """
     rows, waiting = layer.rows, layer.waiting
     if rows.bare:
         n, start = rows.position.shape[2], layer.tokens_seen - rows.bare
@@ -196,7 +200,7 @@ def caught_up(plan: Plan, layer: Layer) -> Layer:
     grouped = queries.reshape(batch, rows.keys.shape[1], -1, count, width)
     later = layer.tokens_seen - waiting.end
     layer = layer._replace(waiting=None)
-    return watch(plan, layer, grouped, scale=waiting.scale, sinks=waiting.sinks, later=later)
+    return watch(plan, layer, grouped, scale=waiting.scale, sinks=waiting.sinks, later=later, choose=choose)
 
 
 def wait(plan: Plan, layer: Layer, queries: mx.array, scale: float, sinks: mx.array | None) -> Layer:
@@ -241,6 +245,8 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
         return layer._replace(rows=kept, evicted=plan.due(layer) or layer.evicted), None
     if not plan.due(layer):
         return layer, None
+    if layer.slot is not None:
+        return layer._replace(slot=None, evicted=True), layer.slot
     held = _held(plan, layer)
     protected = eviction.safe(method, held.position, held.newest)
     score = mx.broadcast_to(mx.array(method.scorer.score(held)), held.position.shape)
@@ -254,13 +260,22 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
             layer = layer._replace(rows=_merged(plan, held, rows, mx.arange(layer.size) == slot))
         return layer, slot
     keep = method.budget * heads
-    stay = top(score, age, keep)
+    stay = kernels.highest(score, age, keep)
+    stay = top(score, age, keep) if stay is None else stay
     rows = _merged(plan, held, rows, ~stay)
     if _in_place(plan, layer, room):
         return layer._replace(rows=move(rows, eviction.freed(stay, keep))), None
     slots = eviction.survivors(stay, age, keep)
     seen = None if layer.seen is None else layer.seen.kept(slots)
     return layer._replace(rows=pick(rows, slots, room * heads), seen=seen), None
+
+
+def _one_goes(plan: Plan, layer: Layer) -> bool:
+    """Whether one row goes for one that comes, of a layer that a kernel can look at as it is."""
+    alone = layer.heads == 1 and plan.method.floor is None and plan.method.merge is None
+    one = plan.due(layer) and layer.size == plan.method.budget + 1 and plan.options.interval == 1
+    whole = layer.each is None or set(layer.each.rows) == {layer.size}
+    return one and alone and whole and not plan.compact and not plan.replays(layer)
 
 
 def _in_place(plan: Plan, layer: Layer, room: int) -> bool:
@@ -355,11 +370,12 @@ def watch(
     keys: mx.array | None = None,
     logits: bool = False,
     later: int = 0,
+    choose: bool = False,
 ) -> Layer:
     """Let the scorer see the queries ``[B, H, G, S, D]`` of the rows admitted last.
 
     ``keys`` are what attention reads, ``logits`` says that they cannot be repeated from the rows alone;
-    ``later`` tokens were admitted since.
+    ``later`` tokens were admitted since; ``choose`` as of ``caught_up``.
     """
     scorer = plan.method.scorer
     block = Block(
@@ -378,6 +394,11 @@ def watch(
     layer = _remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
     if scorer.note is not None:
         layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale, later)))
+    if choose and _one_goes(plan, layer):
+        stepped = kernels.step(plan.method, _stats(layer), _latest(plan, layer) if scorer.window else block)
+        if stepped is not None:
+            stats, slot = stepped
+            return layer._replace(rows=layer.rows._replace(columns=stats), slot=slot)
     if scorer.observe is None or plan.replays(layer):
         return layer
     observed = scorer.observe(_stats(layer), block)

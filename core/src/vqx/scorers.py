@@ -131,6 +131,19 @@ def no_statistics(arrivals: Arrivals) -> Mapping[str, Any]:
     return {}
 
 
+class Kernel(NamedTuple):
+    """How a kernel observes, scores and chooses the one row that goes, all at once (``vqx.kernels``)."""
+
+    lines: Any
+    """A ``vqx_kernels.Method``: what becomes of a row that gained so much, and its score."""
+    factors: Callable[[Any, Any, int], tuple[Any, ...]]
+    """(the newest position, tokens generated before, how many queries) -> the numbers that the lines use."""
+    rule: Mapping[str, Any]
+    """Options of ``Attention.mass``, or of ``Attention.fused`` where the scorer has a window."""
+    stands_for: tuple[Any, Any]
+    """The ``score`` and ``observe`` that it equals: a scorer that wraps others has other ones."""
+
+
 class Scorer(NamedTuple):
     """Who matters; higher stays, ties evict the oldest."""
 
@@ -158,6 +171,15 @@ class Scorer(NamedTuple):
 
     rotary: bool = False
     """Whether the layer's rotary embedding is wanted, at absolute positions too."""
+
+    kernel: Kernel | None = None
+    """What a device with kernels runs instead of ``observe`` and ``score``, where one row goes for one."""
+
+    def with_kernel(
+        self, lines: Any, factors: Callable[[Any, Any, int], tuple[Any, ...]], **rule: Any
+    ) -> "Scorer":
+        """The scorer with a kernel that equals it."""
+        return self._replace(kernel=Kernel(lines, factors, rule, (self.score, self.observe)))
 
     @property
     def reads_queries(self) -> bool:

@@ -94,7 +94,7 @@ def step(
     method: Method,
     stats: Mapping[str, mx.array],
     guard: Guard,
-    factors: Sequence[float] = (),
+    factors: Sequence[float | mx.array] = (),
 ) -> Step:
     """Observe, score and choose at once: a method's own lines run where the weights are.
 
@@ -113,7 +113,7 @@ def _attend(
     rule: Rule,
     method: Method,
     stats: Mapping[str, mx.array],
-    factors: Sequence[float],
+    factors: Sequence[float | mx.array],
     guard: Guard | None,
     logits: mx.array | None = None,
 ) -> dict[str, mx.array]:
@@ -125,7 +125,7 @@ def _attend(
         "FUSE": FUSE[rule.fuse_logits], "HIDE": HIDE[rule.hide], "MAXG": int(rule.group == "max"),
         "MAXS": int(rule.queries == "max"), "SINKS": int(asked.sinks is not None),
     }  # fmt: skip
-    numbers = _floats((asked.scale, *factors))
+    numbers = _numbers((asked.scale, *factors))
     arrays = {
         "queries": asked.queries,
         "keys": asked.keys,
@@ -175,6 +175,13 @@ def _launches(
         return [*first, (("tops", "columns", *chosen), 0, 1)]
     last = [(chosen, 0, 1)] if chosen else []
     return [*first, (("tops",), 1, count), (("columns",), SPAN, spans), *last]
+
+
+def _numbers(numbers: tuple[float | mx.array, ...]) -> mx.array:
+    """Numbers as one array; one that the device alone knows, an array of one, stays there."""
+    if not any(isinstance(number, mx.array) for number in numbers):
+        return _floats(numbers)
+    return mx.concatenate([mx.array(number).astype(mx.float32).reshape(1) for number in numbers])
 
 
 @functools.lru_cache(maxsize=256)

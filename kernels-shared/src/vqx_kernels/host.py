@@ -9,11 +9,14 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,12 +56,11 @@ def cache_folder() -> Path:
 
 @functools.cache
 def compiler(flags: tuple[str, ...] = FLAGS) -> Compiler:
-    """The machine's C++ compiler (``CXX``, c++, g++ or clang++), tried once."""
-    names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
-    path = next((found for name in names if name and (found := shutil.which(name))), None)
-    if path is None:
+    """The machine's C++ compiler (``CXX``, c++, g++, clang++, or the package ziglang), tried once."""
+    found = _found()
+    if not found:
         return Compiler((), False, "no C++ compiler (c++, g++, clang++ or CXX), so MLX operations run")
-    command = (path, *flags)
+    path, command = found[0], (*found, *flags)
     text = "".join(_header(Body("works", (), (), "", "(logit)"))) + FIRST
     try:
         library = _load(text, command, "works")
@@ -69,6 +71,17 @@ def compiler(flags: tuple[str, ...] = FLAGS) -> Compiler:
     if library.vqx_works() != 1:
         return Compiler(command, False, f"what {path} builds does not compute; MLX operations run")
     return Compiler(command, True, f"C loops built by {path}, kept in {cache_folder()}")
+
+
+def _found() -> tuple[str, ...]:
+    """The command of a compiler; empty where there is none."""
+    if asked := os.environ.get("CXX"):
+        return tuple(shlex.split(asked))
+    if path := next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None):
+        return (path,)
+    if find_spec("ziglang") is not None:  # its own C++ library is not needed, and would be built first
+        return (sys.executable, "-m", "ziglang", "c++", "-nostdlib++")
+    return ()
 
 
 def run(

@@ -25,11 +25,13 @@ from vqx.testing.driving import (  # noqa: E402
     same_bits,
     walk,
 )
+from vqx.testing.kernels import Decoded, decoded  # noqa: E402
 from vqx.testing.laws import MethodLaws  # noqa: E402
 from vqx.testing.streams import STREAMS, Shape, Stream, stream  # noqa: E402
 
 __all__ = [
     "STREAMS",
+    "Decoded",
     "Kept",
     "MethodLaws",
     "Shape",
@@ -38,6 +40,7 @@ __all__ = [
     "Walk",
     "attending",
     "cache_of",
+    "decoded",
     "feed",
     "forward",
     "remaining",

@@ -8,7 +8,8 @@
   : FUSE ? vqx_group<FUSE>(logits + size_t(vqx_row) * (G * S) * n + size_t(q) * n + (i), G, size_t(S) * n) \
   : VQX_ADJUST(logits[(size_t(vqx_row) * (G * S) + (q)) * n + (i)], size_t(vqx_row) * n + (i)))
 #define VQX_SINK(q) (FUSE ? vqx_group<FUSE>(sinks + (vqx_row % H) * G, G, size_t(1)) : sinks[(vqx_row % H) * G + (q) / S])
-template <int HOW> VQX_FN float vqx_group(const VQX_DEV float* each, int count, size_t step) {
+// P is a pointer: Metal keeps small arrays in another space than large ones.
+template <int HOW, typename P> VQX_FN float vqx_group(P each, int count, size_t step) {
   float one = each[0];
   for (int g = 1; g < count; g++) one = HOW == 1 ? one + each[g * step] : vqx_max(one, each[g * step]);
   return one;

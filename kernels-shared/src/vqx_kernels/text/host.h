@@ -3,11 +3,11 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if !defined(__FMA__) && !defined(__aarch64__) && !defined(__ARM_FEATURE_FMA)
-#error "this processor has no fused multiply-add"
+#if defined(VQX_NO_FMA) || (!defined(__FMA__) && !defined(__aarch64__) && !defined(__ARM_FEATURE_FMA))
+#error this processor has no fused multiply-add
 #endif
 #if defined(__x86_64__) && (!defined(__F16C__) || !defined(__AVX2__))
-#error "this processor has no AVX2 or F16C"
+#error this processor has no AVX2 or F16C
 #endif
 typedef uint32_t vqx_u32;
 typedef int64_t vqx_i64;

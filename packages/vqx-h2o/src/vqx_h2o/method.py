@@ -12,6 +12,8 @@ from typing import Literal
 from vqx import LayerInfo, Method, accumulated
 from vqx.options import at_least, one_of, room_beside
 
+from vqx_h2o.kernel import MASS, SEEN
+
 
 @dataclass(frozen=True, kw_only=True)
 class H2OConfig:
@@ -53,6 +55,12 @@ class H2OConfig:
 def h2o(config: H2OConfig, *, itself: bool) -> Method:
     """The method of one layer."""
     mass = accumulated(decay=config.decay, itself=itself, per_sighting=config.normalise == "seen")
+    mass = mass.with_kernel(
+        SEEN if config.normalise == "seen" else MASS,
+        lambda newest, generated, count: (config.decay**count,),
+        itself=itself,
+        decay=config.decay,
+    )
     return Method(mass, config.budget, config.n_sink, config.newest_safe)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from vqx import Arrivals, Held, LayerInfo, Method, Scorer, accumulated
 from vqx.options import at_least, not_negative, one_of, room_beside
 
+from vqx_keyformer.kernel import LOGIT, RANK
 from vqx_keyformer.noise import gumbel, redrawn
 
 
@@ -84,7 +85,8 @@ def key_tokens(config: KeyformerConfig, layer: LayerInfo) -> Scorer:
         return {**mass.init(arrivals), "noise": arrivals.full(0.0) + noise}
 
     if config.noise == "rank":
-        return mass._replace(init=init, score=_noisy_rank(config.temperature))
+        ranked = mass._replace(init=init, score=_noisy_rank(config.temperature))
+        return ranked.with_kernel(RANK, lambda newest, *_: (config.temperature(newest),), itself=itself)
 
     def observe(stats: Mapping[str, Any], attention: Any) -> Mapping[str, Any]:
         noise = _anew(config, layer, attention) if config.redraw else stats["noise"]
@@ -93,7 +95,8 @@ def key_tokens(config: KeyformerConfig, layer: LayerInfo) -> Scorer:
 
     if config.redraw:
         return mass._replace(observe=observe, anew=True)
-    return mass._replace(init=init, observe=observe)
+    noisy = mass._replace(init=init, observe=observe)
+    return noisy.with_kernel(LOGIT, lambda _, generated, __: (config.temperature(generated),), itself=itself)
 
 
 def _anew(config: KeyformerConfig, layer: LayerInfo, attention: Any) -> Any:

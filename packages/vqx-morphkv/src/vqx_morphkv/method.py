@@ -11,6 +11,8 @@ from typing import Any, Literal
 from vqx import Held, LayerInfo, Method, Scorer
 from vqx.options import at_least, one_of, room_beside
 
+from vqx_morphkv.kernel import RELEVANCE
+
 
 @dataclass(frozen=True, kw_only=True)
 class MorphKVConfig:
@@ -44,17 +46,18 @@ class MorphKVConfig:
 def recent_relevance(config: MorphKVConfig, *, causal: bool) -> Scorer:
     """The attention of the last ``window`` queries, fused over the group and the window."""
 
-    def score(held: Held) -> Any:
-        old = config.window if config.over == "old" else 0
-        return held.last.fused(
-            group="max" if config.group == "max" else "mean",
-            queries="max" if config.fuse == "max" else "mean",
-            old=old,
-            fuse_logits="sum" if config.group == "logits" else None,
-            causal=causal,
-        )
+    fused: dict[str, Any] = {
+        "group": "max" if config.group == "max" else "mean",
+        "queries": "max" if config.fuse == "max" else "mean",
+        "old": config.window if config.over == "old" else 0,
+        "fuse_logits": "sum" if config.group == "logits" else None,
+        "causal": causal,
+    }
 
-    return Scorer(score=score, window=config.window)
+    def score(held: Held) -> Any:
+        return held.last.fused(**fused)
+
+    return Scorer(score=score, window=config.window).with_kernel(RELEVANCE, lambda *_: (), **fused)
 
 
 def morphkv(config: MorphKVConfig, *, causal: bool) -> Method:

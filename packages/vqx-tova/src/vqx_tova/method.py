@@ -10,6 +10,8 @@ from typing import Any, Literal
 from vqx import Held, LayerInfo, Method, Scorer
 from vqx.options import one_of, room_beside
 
+from vqx_tova.kernel import LAST
+
 
 @dataclass(frozen=True, kw_only=True)
 class TovaConfig:
@@ -41,7 +43,9 @@ def last_attention(config: TovaConfig) -> Scorer:
         each = held.last.fused()
         return each.mean(axis=1, keepdims=True) if config.heads == "layer" else each
 
-    return Scorer(score=score, window=1)
+    scorer = Scorer(score=score, window=1)
+    # one kept set for all heads wants their mean, which no block of a kernel has
+    return scorer if config.heads == "layer" else scorer.with_kernel(LAST, lambda *_: ())
 
 
 def tova(config: TovaConfig) -> Method:

@@ -1,0 +1,79 @@
+"""A method on a stream with kernels and without, for the tests of plugins that ship them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from vqx import kernels
+from vqx.options import Options, Queries
+from vqx.rows import Rows
+from vqx.testing.driving import cache_of, forward
+from vqx.testing.streams import Shape, stream
+
+
+class Decoded(NamedTuple):
+    """What a cache held at each generated token, and how often a kernel chose the row that went."""
+
+    position: npt.NDArray[np.int32]  # [tokens, B, H, n], oldest first
+    columns: Mapping[str, npt.NDArray[Any]]  # each [tokens, B, H, n]
+    chosen: int
+
+
+def decoded(
+    target: str,
+    method: str,
+    queries: Queries = "model",
+    *,
+    dtype: mx.Dtype = mx.float32,
+    shape: Shape = Shape(64, width=36),  # noqa: B008
+    prompt: int = 40,
+    **options: Any,
+) -> Decoded:
+    """Read a prompt, then generate token after token, with the kernels of a target.
+
+    Args:
+        target: ``reference``, ``host``, or a device, which a test may emulate.
+        prompt: tokens read at once; the stream's others are generated.
+        options: the method's own, ``budget`` among them.
+    """
+    tokens = stream("gaussian", 5, shape).astype(dtype)
+    cache = cache_of(method, Options(queries=queries), **options)
+    held: list[Rows] = []
+    with _on(target) as chosen:
+        forward(cache, tokens.cut(0, prompt))
+        for at in range(prompt, shape.length):
+            forward(cache, tokens.cut(at, at + 1))
+            layer = cache._layer  # as it is: to ask for more would have the scorer look at once
+            if layer is not None and layer.evicted:
+                held.append(layer.rows)
+    if not held:
+        raise ValueError(f"nothing was evicted: {shape.length} tokens, budget {cache.plan.method.budget}")
+    age = [np.argsort(np.array(rows.position), axis=2) for rows in held]
+
+    def stacked(arrays: list[mx.array]) -> npt.NDArray[Any]:
+        ordered = [np.take_along_axis(np.array(a), at, axis=2) for a, at in zip(arrays, age, strict=True)]
+        return np.stack([column[..., : ordered[-1].shape[2]] for column in ordered])
+
+    columns = {name: stacked([rows.columns[name] for rows in held]) for name in held[0].columns}
+    return Decoded(stacked([rows.position for rows in held]), columns, len(chosen))
+
+
+@contextmanager
+def _on(target: str) -> Iterator[list[str]]:
+    usual, step, chosen = kernels.target, kernels.step, []
+
+    def counted(*given: Any) -> Any:
+        found = step(*given)
+        if found is not None:
+            chosen.append(target)
+        return found
+
+    kernels.target, kernels.step = (lambda: target), counted  # type: ignore[assignment]
+    try:
+        yield chosen
+    finally:
+        kernels.target, kernels.step = usual, step

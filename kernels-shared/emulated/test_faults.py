@@ -1,0 +1,158 @@
+# ruff: noqa: E501 -- a fault stands beside what it replaces
+"""Planted faults, one each: the audit finds all of them, or it would find none of ours."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from vqx_kernels import attention, bodies, probe, selection
+from vqx_kernels.attention import Asked, Guard, Rule
+from vqx_kernels.testing import Conditions, audited
+
+Work: TypeAlias = Callable[[str], dict[str, Any]]
+
+N, WIDTH = 302, 36  # more than the threads of a block, and no power of two
+
+
+class Fault(NamedTuple):
+    """What stands in a text, and what is written in its place."""
+
+    file: str
+    right: str
+    wrong: str
+
+
+def drawn() -> tuple[Asked, mx.array]:
+    """Two heads of 300 rows; a key repeats every seven rows, so weights are equal far apart."""
+    made = np.random.Generator(np.random.Philox(2))
+    keys = made.standard_normal((1, 2, N, WIDTH)).astype(np.float32)
+    keys[:, :, ::7] = keys[:, :, :1]
+    queries = made.standard_normal((1, 2, 2, 3, WIDTH)).astype(np.float32)
+    position = made.permuted(np.tile(np.arange(N, dtype=np.int32), (1, 2, 1)), axis=2)
+    mass = made.integers(0, 2, (1, 2, N)).astype(np.float32)
+    sinks = mx.array([0.5, -1.0, 2.0, 0.0])
+    asked = Asked(mx.array(queries), mx.array(keys), mx.array(position), N - 3, 0.3, sinks)
+    return asked, mx.array(mass)
+
+
+def steps(target: str) -> dict[str, Any]:
+    """What a step writes and chooses, on rows that make it hard."""
+    asked, mass = drawn()
+    rule, guard = Rule("later"), Guard(4, 8, ((40, 60),))
+    first = attention.step(target, asked, rule, probe.MASS, {"mass": mass}, guard, (0.5,))
+    # queries of 0 give all rows the same: the mass alone decides, equal in many rows, NaN in some
+    silent = asked._replace(queries=mx.zeros_like(asked.queries), sinks=mx.full((4,), 9.0))
+    place = asked.position
+    safe = (place < 4) | (place > N - 9) | ((place >= 40) & (place < 60))
+    level = mx.where(safe, -1.0, mx.where(place % 5 == 1, 0.0, 1.0))
+    broken = mx.where(asked.position % 11 == 3, mx.nan, level)
+    ties, nans = (
+        attention.step(target, silent, rule, probe.MASS, {"mass": mass}, guard, (1.0,))
+        for mass in (level, broken)
+    )
+    return {"mass": first.written["mass"], "slot": first.slot, "tied": ties.slot, "nan": nans.slot}
+
+
+def choices(target: str) -> dict[str, Any]:
+    """Which rows go of scores alone, equal ones far apart."""
+    asked, mass = drawn()
+    place = mx.broadcast_to(mx.arange(700, dtype=mx.int32), (1, 2, 700))
+    return {
+        "slot": selection.victim(target, mx.zeros((1, 2, 700)), place),
+        # scores that differ in their last bits, and fall with age
+        "stay": selection.survivors(target, 1 + (N - asked.position) * 2.0**-23, asked.position, 200),
+        "equal": selection.survivors(target, mass, asked.position, 200),
+    }
+
+
+@functools.cache
+def right(work: Work) -> dict[str, Any]:
+    return {name: np.array(array) for name, array in work("host").items()}
+
+
+def caught(work: Work) -> list[str]:
+    """What is found wrong with the kernels as their text now stands: the cheap checks first."""
+    found: list[dict[str, Any]] = []
+    turns = [Conditions(order="reverse"), Conditions(order="random", seed=3), Conditions(poison=0)]
+    first = audited(lambda target: found.append(work(target)), racing=False, targets=("metal",), under=turns)
+    wrong = list(first.found)
+    for results in found:
+        differ = [name for name, array in results.items() if not np.array_equal(array, right(work)[name])]
+        wrong += [f"{name} is not the host's" for name in differ]
+    return wrong or list(audited(work, targets=("metal",)).found)
+
+
+FAULTS = {
+    "a block sum without its first barrier": Fault("gpu.h", "scratch[warp] = v;\n  VQX_BARRIER();\n  v = scratch[0];\n  for (int w = 1; w < VQX_WARPS; w++) v = v + scratch[w];", "scratch[warp] = v;\n  v = scratch[0];\n  for (int w = 1; w < VQX_WARPS; w++) v = v + scratch[w];"),
+    "a block maximum whose scratch is used again at once": Fault("gpu.h", "v = vqx_max(v, scratch[w]);\n  VQX_BARRIER();", "v = vqx_max(v, scratch[w]);"),
+    "queries read before all are there": Fault("logits.vqx", "    VQX_BARRIER();\n    for (int b", "    for (int b"),
+    "queries overwritten while others read them": Fault("logits.vqx", "    VQX_BARRIER_ALL();\n  }", "  }"),
+    "weights read before their sums are there": Fault("tops.vqx", "VQX_BARRIER_ALL();", ""),
+    "the newest of equals goes": Fault("arithmetic.h", "ap < bp", "ap > bp"),
+    "no rule for equals": Fault("arithmetic.h", "|| (as == bs && (ap < bp || (ap == bp && ai < bi)))", ""),
+    "equals go by slot": Fault("arithmetic.h", "(ap < bp || (ap == bp && ai < bi))", "ai < bi"),
+    "equals far apart: a thread keeps its last": Fault("gpu.h", "if (vqx_before(vqx_t, vqx_o, i, vqx_s, vqx_p, dst))", "if (!(vqx_t > vqx_s))"),
+    "equals of two warps: the first warp wins": Fault("gpu.h", "if (vqx_before(scores[w], int(places[w]), int(slots[w]), s, p, i))", "if (scores[w] < s)"),
+    "a butterfly that stops at 8": Fault("gpu.h", "m < 32u; m <<= 1) v = v + vqx_xor(v, m);\n  if (lane == 0u) scratch[warp] = v;", "m < 16u; m <<= 1) v = v + vqx_xor(v, m);\n  if (lane == 0u) scratch[warp] = v;"),
+    "a butterfly of 64 lanes": Fault("gpu.h", "m < 32u; m <<= 1) v = v + vqx_xor(v, m);\n  if (lane == 0u) scratch", "m < 64u; m <<= 1) v = v + vqx_xor(v, m);\n  if (lane == 0u) scratch"),
+    "products of four lanes": Fault("gpu.h", "m < 8u", "m < 4u"),
+    "one key too many": Fault("logits.vqx", "const int i = vqx_min(b + VQX_KEY, last - 1);", "const int i = b + VQX_KEY;"),
+    "one logit too many": Fault("logits.vqx", "VQX_LANE == 0 && b + VQX_KEY < last", "VQX_LANE == 0"),
+    "one row too many": Fault("columns.vqx", "VQX_EACH(i, first, last)", "VQX_EACH(i, first, last + 1)"),
+    "a barrier for one lane alone": Fault("tops.vqx", "    VQX_ONCE {\n", "    VQX_ONCE {\n      VQX_BARRIER();\n"),
+    "a shuffle in a loop that ends early": Fault("logits.vqx", "b += VQX_KEYS) {", "b += VQX_KEYS) {\n      if (b + VQX_KEY >= last) continue;"),
+    "threads that return early": Fault("tops.vqx", "  const int start", "  if (vqx_tid == 77u) return;\n  const int start"),
+    "a pointer in no space": Fault("gpu.h", "VQX_FN float vqx_block_sum(float v, VQX_TG float*", "VQX_FN float vqx_block_sum(float v, float*"),
+    "a pointer in the wrong space": Fault("gpu.h", "VQX_FN float vqx_block_max(float v, VQX_TG float*", "VQX_FN float vqx_block_max(float v, VQX_DEV float*"),
+    "a small array as if it were large": Fault("columns.vqx", "  VQX_EACH(i, first", "  const VQX_DEV float* own = shares;\n  VQX_EACH(i, first"),
+    "a literal in double precision": Fault("tops.vqx", "1.0f / total", "1.0 / total"),
+    "scratch that nobody wrote": Fault("gpu.h", "for (int w = 1; w < VQX_WARPS; w++) v = v + scratch[w];\n  VQX_BARRIER();\n  return v;\n}\nVQX_FN float vqx_block_max", "for (int w = 1; w <= VQX_WARPS; w++) v = v + scratch[w];\n  VQX_BARRIER();\n  return v;\n}\nVQX_FN float vqx_block_max"),
+    "the newest rows not protected": Fault("guard.vqx", " || place > newest - sizes[3]", ""),
+    "the first rows not protected": Fault("guard.vqx", "place < sizes[2] || ", ""),
+    "one recent row too few": Fault("guard.vqx", "newest - sizes[3]", "newest - sizes[3] + 1"),
+    "spans not protected": Fault("guard.vqx", "p < sizes[4]", "p < 0"),
+    "NaN stays": Fault("guard.vqx", "score != score ? -INFINITY", "score != score ? INFINITY"),
+    "the scale forgotten": Fault("logits.vqx", " * factors[0]", ""),
+    "an input written to": Fault("columns.vqx", "METHOD", "((device float*)mass)[at] = 0.0f;\nMETHOD"),
+    "std:: in the text": Fault("tops.vqx", "1.0f / total", "1.0f / std::max(total, 0.0f)"),
+    "an attribute of Metal that was not declared": Fault("tops.vqx", "const int n = sizes[0];", "const int n = sizes[0] + 0 * int(simd_index);"),
+    "a product that feeds an addition": Fault("columns.vqx", "vqx_fma(e, tops[t + 1], each)", "each + e * tops[t + 1]"),
+    "later rows seen": Fault("attention.h", "> start + (s) \\\n", "> start + (s) + 1 \\\n"),
+    "sinks left out of the sum": Fault("tops.vqx", "if (SINKS) total", "if (false) total"),
+    "bits of a score forgotten": Fault("survivors.vqx", "bit >= 0; bit--) {\n    const vqx_u32 wanted = (bar", "bit >= 8; bit--) {\n    const vqx_u32 wanted = (bar"),
+    "a block count that starts at one": Fault("gpu.h", "vqx_u32 dst = 0u;", "vqx_u32 dst = 1u;"),
+    "the oldest of equals stay": Fault("survivors.vqx", "vqx_u32(position[row + i]) >= place", "vqx_u32(position[row + i]) <= place"),
+}  # fmt: skip
+
+
+OF_CHOICES = {
+    "equals far apart: a thread keeps its last", "bits of a score forgotten", "the oldest of equals stay",
+    "a block count that starts at one",
+}  # fmt: skip
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+    usual: Callable[[str], str] = bodies._text
+    assert fault.right in usual(fault.file)
+
+    def text(name: str) -> str:
+        return usual(name).replace(fault.right, fault.wrong) if name == fault.file else usual(name)
+
+    monkeypatch.setattr(bodies, "_text", text)
+
+
+@pytest.mark.parametrize("work", [steps, choices])
+def test_nothing_is_found_in_the_kernels_as_they_are(work: Work) -> None:
+    right(work)
+    assert not caught(work)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = choices if name in OF_CHOICES else steps
+    right(work)
+    planted(monkeypatch, FAULTS[name])
+    assert caught(work)

@@ -1,0 +1,32 @@
+// CUDA kernel text on the same fiber engine: enough for warp-32 kernels without tensor cores.
+#pragma once
+#include "msl_engine.h"
+inline float rintf(float a) { return __builtin_rintf(a); }
+extern "C" const msl_tctx* msl_self(void);
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __grid_constant__
+#define MAX_NDIM 10
+#define INFINITY (__builtin_inff())
+struct Shape { int v[10]; int operator[](int i) const { return v[i]; } };
+struct Strides { int64_t v[10]; int64_t operator[](int i) const { return v[i]; } };
+struct msl_dim3 { unsigned x, y, z; };
+#define threadIdx (msl_dim3{msl_self()->tpit[0], msl_self()->tpit[1], msl_self()->tpit[2]})
+#define blockIdx (msl_dim3{msl_self()->tgpig[0], msl_self()->tgpig[1], msl_self()->tgpig[2]})
+#define blockDim (msl_dim3{msl_self()->dtptg[0], msl_self()->dtptg[1], msl_self()->dtptg[2]})
+#define gridDim (msl_dim3{msl_self()->tgpg[0], msl_self()->tgpg[1], msl_self()->tgpg[2]})
+typedef _Float16 __half; typedef __bf16 __nv_bfloat16;
+inline void __syncthreads(int l = __builtin_LINE()) { msl_barrier(l); }
+inline void __syncwarp(unsigned = ~0u, int l = __builtin_LINE()) { msl_simd_sync(nullptr, 0, l); }
+template <class T> inline T msl_shfl(T v, int src, int l, unsigned mask) { msl_simd_view s = msl_simd_sync(&v, sizeof v, l); T r; if (src < 0 || src > 31 || !(s.active >> src & 1)) return v; __builtin_memcpy(&r, s.slots + 16 * src, sizeof r); return r; }
+template <class T> inline T __shfl_xor_sync(unsigned m, T v, int x, int = 32, int l = __builtin_LINE()) { return msl_shfl(v, int(msl_self()->lane) ^ x, l, m); }
+template <class T> inline T __shfl_sync(unsigned m, T v, int x, int = 32, int l = __builtin_LINE()) { return msl_shfl(v, x & 31, l, m); }
+template <class T> inline T __shfl_down_sync(unsigned m, T v, int x, int = 32, int l = __builtin_LINE()) { return msl_shfl(v, int(msl_self()->lane) + x, l, m); }
+inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __uint_as_float(unsigned u) { return __builtin_bit_cast(float, u); }
+inline unsigned __float_as_uint(float f) { return __builtin_bit_cast(unsigned, f); }
