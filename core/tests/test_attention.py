@@ -281,3 +281,21 @@ def test_weights_are_fused_tile_by_tile(group: Any, queries: Any, how: dict[str,
         np.testing.assert_allclose(
             np.array(seen.fused(group=group, queries=queries, **how)), expected, **CLOSE
         )
+
+
+@pytest.mark.parametrize("itself", [True, False])
+def test_rows_that_no_query_of_a_tile_sees_are_left_out(
+    itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mass of a chunk, in tiles, with and without the knowledge that its own rows stand last."""
+    monkeypatch.setattr("vqx.attention.TILE", 2 * 4 * 60 * 5)
+    drawn = [
+        mx.random.normal(shape, key=mx.random.key(n))
+        for n, shape in enumerate([(2, 2, 2, 23, 8), (2, 2, 60, 8)])
+    ]
+    position = mx.broadcast_to(mx.concatenate([mx.arange(0, 74, 2), mx.arange(80, 103)]), (2, 2, 60))
+    block = Block(drawn[0], drawn[1], position.astype(mx.int32), 80, 0.3)
+    noise = mx.random.normal((2, 2, 60), key=mx.random.key(5))
+    for more in ({}, {"noise": noise, "temperature": lambda generated: 1.5}, {"decay": 0.9}):
+        plain, fewer = (b.mass(itself=itself, **more) for b in (block, block._replace(ordered=True)))
+        np.testing.assert_allclose(np.array(plain), np.array(fewer), rtol=2e-6, atol=1e-7)

@@ -34,6 +34,7 @@ class Block(NamedTuple):
     decoded: bool = False  # the queries are of tokens generated one by one, not of a prompt
     elsewhere: bool = False  # rows at the position ELSEWHERE are another head's
     later: int = 0  # queries of the same window that come after this part of it
+    ordered: bool = False  # the queries' own rows are the last ones, in their order
 
     @property
     def length(self) -> int:
@@ -52,12 +53,21 @@ class Block(NamedTuple):
             if found is not None:
                 return found
         total = mx.zeros(self.position.shape, mx.float32)
+        wide = self if self.keys is None else self._replace(keys=self.keys.astype(mx.float32))
+        n = self.position.shape[2]
+        causal = isinstance(self.mask, str) and self.keys is not None
+        ordered = self.ordered and causal and not self.later and not self.elsewhere
         for first, last in self._tiles():
-            weights = self._softmax(self._logits(first, last), first, last, itself, temperature, noise)
+            # the rows that came after the tile's last query are hidden from all of it
+            seen = n - (self.length - last) if ordered else n
+            part = wide._first(seen)
+            drawn = noise if noise is None else noise[..., :seen]
+            weights = part._softmax(part._logits(first, last), first, last, itself, temperature, drawn)
             if decay != 1.0:
                 age = np.arange(self.length - 1 - first, self.length - 1 - last, -1)
                 weights = weights * mx.array((decay**age).astype(np.float32))[:, None]
-            total = total + mx.mean(mx.sum(weights, axis=3), axis=2)
+            gained = mx.mean(mx.sum(weights, axis=3), axis=2)
+            total = total + (gained if seen == n else mx.pad(gained, [(0, 0), (0, 0), (0, n - seen)]))
         return total
 
     def sightings(self, *, itself: bool = True) -> mx.array:
@@ -101,6 +111,12 @@ class Block(NamedTuple):
             each = mx.max(each, axis=2) if queries == "max" else mx.sum(each, axis=2) / self.length
             found = mx.maximum(found, each) if queries == "max" else found + each
         return found
+
+    def _first(self, rows: int) -> "Block":
+        """The same queries against the first rows alone."""
+        if rows == self.position.shape[2] or self.keys is None:
+            return self
+        return self._replace(keys=self.keys[:, :, :rows], position=self.position[:, :, :rows])
 
     def _part(self, first: int, last: int) -> "Block":
         """The queries ``first`` to ``last`` alone."""

@@ -389,6 +389,7 @@ def watch(
         generated=_generated_before(layer, later + queries.shape[3]),
         decoded=layer.last == 1,
         later=later,
+        ordered=layer.each is None,
         elsewhere=layer.heads > 1,
     )
     layer = _remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
