@@ -52,6 +52,8 @@ def test_a_wrong_use_exits_with_2_and_names_the_nearest_right_word() -> None:
         ("inspect", "--method", "h20"): "Did you mean 'h2o'?",
         ("inspect", "--method", "h2o:recnt=3"): "did you mean 'recent'?",
         ("compare", "hello", "--method", "tova:heads=all"): "choose one of 'layer', 'each'",
+        ("generate", "--metod", "h2o"): "did you mean --method?",
+        ("serve", "--prot", "8080"): "did you mean --port?",
         ("compare", "", "--method", "h2o"): "the prompt is empty",
         ("compare", "hello", "--model", "./none", "--method", "h2o"): "no such folder",
     }

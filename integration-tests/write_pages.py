@@ -104,7 +104,8 @@ def _help(name: str, parent: click.Context) -> str:
     if command is None:
         raise ValueError(f"vqx {name}: no such command")
     context = click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
-    return command.get_help(context).strip()
+    ours, passed, _ = command.get_help(context).partition("\nOptions of mlx_lm.")
+    return ours.strip() + ("\n\nAnd all options of mlx-lm's own command." if passed else "")
 
 
 def _of_method(name: str) -> dict[str, Callable[[], str]]:

@@ -4,12 +4,15 @@ Each command loads its models by a name of its module; what stands there attache
 """
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import mlx.nn as nn
 
@@ -74,7 +77,8 @@ def evicting(
     parse, argv = argparse.ArgumentParser.parse_args, sys.argv
 
     def parsed(parser: argparse.ArgumentParser, *given: Any) -> argparse.Namespace:
-        found: argparse.Namespace = parse(parser, *given)
+        with replaced(parser, error=partial(_refuse, parser)):
+            found: argparse.Namespace = parse(parser, *given)
         check(eviction, found)
         return found
 
@@ -134,6 +138,14 @@ def check(eviction: Eviction, given: argparse.Namespace) -> None:
             f"--draft-model: rejected tokens are taken back, for which undo={undo} does not suffice; write"
             f" --method {eviction.method or 'h2o'}:undo={drafted}"
         )
+
+
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """What mlx-lm's parser says, without its page of usage, with the nearest option that there is."""
+    unknown = re.search(r"unrecognized arguments: (--\S+)", message)
+    known = ["--method", "--budget", "--question", *re.findall(r"--[a-z-]+", parser.format_help())]
+    near = difflib.get_close_matches(unknown[1], known, 1) if unknown else []
+    raise ValueError(f"{message}; " + (f"did you mean {near[0]}?" if near else "--help lists the options"))
 
 
 def kept(caches: Sequence[Any]) -> str:

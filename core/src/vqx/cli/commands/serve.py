@@ -7,8 +7,14 @@ import click
 from vqx.cli.passing import Passing, evicting, eviction_of
 from vqx.spec import Setting
 
+EPILOG = """\b
+Examples:
+  vqx serve --method tova --budget 2048 --model embedded --port 8080
+  vqx serve --question later --model mlx-community/Llama-3.2-3B-Instruct-4bit
+"""
 
-@click.command(cls=Passing)
+
+@click.command(cls=Passing, epilog=EPILOG)
 @evicting
 def command(method: Setting | None, budget: int, question: Any, arguments: tuple[str, ...]) -> None:
     """Serve a model over HTTP, with every cache evicting.
