@@ -136,8 +136,9 @@ def boundaries(session: nox.Session) -> None:
 def newcomer(session: nox.Session) -> None:
     """A method of forty lines: rendered, built, installed beside the core, found, and tried."""
     session.install("--group", "newcomer")
+    folder = ROOT / "integration-tests"  # without the conftest, which wants vqx
     with _elsewhere(session):
-        _pytest(session, "--noconftest", ROOT / "integration-tests" / "test_newcomer.py")
+        _pytest(session, "--noconftest", "-o", f"pythonpath={folder}", folder / "test_newcomer.py")
 
 
 @nox.session(requires=["wheels"])

@@ -49,13 +49,13 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def served(folder: Path, arguments: Sequence[str]) -> Iterator[Server]:
-    """``vqx serve`` with these arguments, once it answers."""
+def served(folder: Path, arguments: Sequence[str], python: str | Path = sys.executable) -> Iterator[Server]:
+    """``vqx serve`` of an environment with these arguments, once it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = folder / f"serve-{port}.log"
-    command = [sys.executable, "-m", "vqx", "serve", "--port", str(port), *arguments]
+    command = [str(python), "-m", "vqx", "serve", "--port", str(port), *arguments]
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     server = Server(port, log)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import copier
 import pytest
+from serving import served
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / "docs" / "template"
@@ -196,37 +197,22 @@ def small_model(newcomer: Newcomer) -> Path:
     return folder
 
 
-SERVER = """
-import json, os, socket, sys, threading, time, urllib.request
-import mlx_lm, vqx
-from mlx_lm import server
-
-prompt = "The ferry leaves at nine, and nobody waits."
+WRITE = """
+import mlx_lm, sys, vqx
 model, tokenizer = mlx_lm.load(sys.argv[1])
-plain = mlx_lm.generate(model, tokenizer, tokenizer.encode(prompt), max_tokens=9)
+print(mlx_lm.generate(model, tokenizer, sys.argv[2], max_tokens=9).encode().hex())
 vqx.attach(model, "half-life", budget=12)
-evicted = mlx_lm.generate(model, tokenizer, tokenizer.encode(prompt), max_tokens=9)
-server.load = lambda *given, **options: (model, tokenizer, {})
-with socket.create_server(("127.0.0.1", 0)) as free:
-    port = str(free.getsockname()[1])
-sys.argv = ["server", "--model", sys.argv[1], "--port", port]
-threading.Thread(target=server.main, daemon=True).start()
-body = json.dumps({"prompt": prompt, "max_tokens": 9, "temperature": 0}).encode()
-where, kind = f"http://127.0.0.1:{port}/v1/completions", {"Content-Type": "application/json"}
-asked = urllib.request.Request(where, body, kind)
-for _ in range(100):
-    try:
-        answer = json.load(urllib.request.urlopen(asked))["choices"][0]["text"]
-        break
-    except urllib.error.URLError:
-        time.sleep(0.1)
-print(answer == evicted, evicted != plain, flush=True)
-os._exit(0)  # the server's threads do not end
+print(mlx_lm.generate(model, tokenizer, sys.argv[2], max_tokens=9).encode().hex())
 """
 
 
-def test_the_server_of_mlx_lm_answers_with_it(newcomer: Newcomer, small_model: Path) -> None:
-    assert newcomer.run("python", "-c", SERVER, str(small_model)).endswith("True True\n")
+def test_the_server_answers_with_it(newcomer: Newcomer, small_model: Path) -> None:
+    prompt = "The ferry leaves at nine, and nobody waits."
+    plain, evicted = newcomer.run("python", "-c", WRITE, str(small_model), prompt).split()
+    arguments = ["--model", str(small_model), "--method", METHOD, "--budget", "12", "--temp", "0"]
+    with served(small_model, arguments, newcomer.programs / "python") as server:
+        answer = server.complete(prompt, 9).encode().hex()
+    assert answer == evicted != plain
 
 
 def test_the_evaluation_measures_it(newcomer: Newcomer, small_model: Path) -> None:
