@@ -61,9 +61,13 @@ def step(method: Method, stats: Mapping[str, Any], block: Any) -> tuple[Mapping[
     if kernel.stands_for != (scorer.score, scorer.observe) or asked is None or not kernels.fits(asked):
         return None
     asked, rule = _ruled(kernels, block, asked, **kernel.rule)
-    if not isinstance(block.generated, int):
+    recorded = block.generated == ()  # which tokens these are is an array, the same for all sequences
+    if not recorded and not isinstance(block.generated, int):
         return None  # the sequences of a batch differ
-    factors = kernel.factors(block.start + block.length - 1, block.generated, block.length)
+    generated = None if recorded else block.generated
+    factors = kernel.factors(block.start + block.length - 1, generated, block.length)
+    if recorded:
+        factors = tuple(f.reshape(-1)[:1] if isinstance(f, mx.array) else f for f in factors)
     if any(isinstance(factor, mx.array) and factor.size > 1 for factor in factors):
         return None
     guard = kernels.Guard(method.n_sink, method.recent, method.spans)

@@ -447,6 +447,8 @@ def placed(plan: Plan, layer: Layer) -> mx.array:
 def _count(keys: mx.array, start: int) -> mx.array:
     """Positions of new rows from ``start`` on, ``[B, H, S]``."""
     batch, heads, length, _ = keys.shape
+    if length == 1:
+        return mx.full((batch, heads, 1), start, mx.int32)
     positions = mx.arange(start, start + length, dtype=mx.int32)
     return mx.broadcast_to(positions, (batch, heads, length))
 

@@ -15,7 +15,7 @@ from vqx_bench.filling import fill, sizes_of, update
 from vqx_bench.measuring import alternate
 from vqx_bench.report import report
 from vqx_bench.runs import Row, Setting, bytes_read, context, decode, prompt, update_alone
-from vqx_bench.witness import kernels, rows_kept
+from vqx_bench.witness import named, rows_kept, scoring
 
 SHORT = Setting(steps=4, rounds=2, batch=2)
 TOY = Method("toy", {})
@@ -79,7 +79,6 @@ def test_a_bounded_cache_that_evicted_nothing_is_no_result(tiny: Subject) -> Non
     fill(caches, sizes_of(tiny.model), 1, 20)
     with pytest.raises(RuntimeError, match="no eviction: 20 rows held of 20 tokens"):
         rows_kept(caches, 32, bounded=True)
-    assert kernels(caches) == "MLX operations"
 
 
 def test_what_fills_the_caches_is_shown_to_the_scorer(tiny: Subject) -> None:
@@ -129,3 +128,16 @@ def test_losses_stand_beside_wins(tiny: Subject, contenders: list[Contender]) ->
     text = report(rows, {"model": "tiny"})
     assert all(row.contender in text for row in rows)
     assert "MLX operations" in text
+
+
+def test_the_kernels_that_serve_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vqx import kernels
+
+    monkeypatch.setattr(kernels, "target", lambda: "cuda")
+    monkeypatch.setattr(kernels, "lowest", lambda *_: mx.array(0))
+    monkeypatch.setattr(kernels, "gained", lambda *_: None)
+    with scoring() as served:
+        kernels.gained(None)
+        assert named(served) == "MLX operations"
+        kernels.lowest(mx.array(0), mx.array(0))
+    assert named(served) == "cuda: lowest"

@@ -10,7 +10,7 @@ from vqx_bench.contenders import PLAIN, ROTATING, Contender
 from vqx_bench.filling import Sizes, drawn, fill, update
 from vqx_bench.measuring import Measured, alternate, milliseconds
 from vqx_bench.shapes import Subject
-from vqx_bench.witness import kernels, rows_kept
+from vqx_bench.witness import named, rows_kept, scoring
 
 CHUNK = 2048
 
@@ -47,7 +47,7 @@ def decode(
     """A decode step one ahead, as mlx-lm's generator has it, with full caches of ``rows`` rows."""
     tokens = rows + rows // 8
     filled = {one.label: tokens if one.bounded else rows for one in contenders}
-    running = _filled(sizes, contenders, how.batch, filled)
+    running, kernels = _filled(sizes, contenders, how.batch, filled)
     last = {name: mx.zeros((how.batch, 1), mx.int32) for name in running}
 
     def steps(name: str) -> float:
@@ -59,7 +59,7 @@ def decode(
     found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
     for one in contenders:
         kept = rows_kept(running[one.label], rows, one.bounded)
-        yield Row("decode", how.batch, kept, tokens, one.label, found[one.label], kernels(running[one.label]))
+        yield Row("decode", how.batch, kept, tokens, one.label, found[one.label], kernels[one.label])
 
 
 def update_alone(
@@ -68,7 +68,7 @@ def update_alone(
     """What a decode step asks of the caches, without a model: random queries, keys and values."""
     tokens = rows + rows // 8
     filled = {one.label: tokens if one.bounded else rows for one in contenders}
-    running = _filled(sizes, contenders, how.batch, filled)
+    running, kernels = _filled(sizes, contenders, how.batch, filled)
     new = {size: drawn(size, how.batch, 1) for size in set(sizes)}
     mx.eval(*new.values())
 
@@ -82,7 +82,7 @@ def update_alone(
     found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
     for one in contenders:
         kept = rows_kept(running[one.label], rows, one.bounded)
-        yield Row("update", how.batch, kept, tokens, one.label, found[one.label], kernels(running[one.label]))
+        yield Row("update", how.batch, kept, tokens, one.label, found[one.label], kernels[one.label])
 
 
 def prompt(
@@ -91,13 +91,13 @@ def prompt(
     """Reading a prompt of ``tokens`` tokens in mlx-lm's chunks; memory above the model's is the peak."""
     text = mx.random.randint(0, 1000, (how.batch, tokens), key=mx.random.key(1))
     mx.eval(text)
-    caches: dict[str, list[Any]] = {}
 
     def read(one: Contender) -> float:
-        caches[one.label] = one.make()
-        took = milliseconds(lambda: _read(subject, caches[one.label], text))
-        seen[one.label] = (rows_kept(caches[one.label], rows, one.bounded), kernels(caches[one.label]))
-        caches.clear()
+        caches = one.make()
+        with scoring() as served:
+            took = milliseconds(partial(_read, subject, caches, text))
+        seen[one.label] = rows_kept(caches, rows, one.bounded), _kernel(caches, served)
+        del caches
         mx.clear_cache()
         return took
 
@@ -117,7 +117,8 @@ def context(
     how: Setting,
 ) -> Iterator[Row]:
     """A decode step after a long text, against the full cache, and what the bytes read would allow."""
-    running = _filled(sizes, contenders, how.batch, dict.fromkeys((one.label for one in contenders), tokens))
+    filled = dict.fromkeys((one.label for one in contenders), tokens)
+    running, kernels = _filled(sizes, contenders, how.batch, filled)
     last = {name: mx.zeros((how.batch, 1), mx.int32) for name in running}
 
     def steps(name: str) -> float:
@@ -131,7 +132,7 @@ def context(
         kept = rows_kept(running[one.label], rows, one.bounded)
         bound = bytes_read(subject, sizes, how.batch, kept) / bytes_read(subject, sizes, how.batch, tokens)
         reached = None if not one.bounded else bound / found[one.label].ratio
-        kernel = kernels(running[one.label])
+        kernel = kernels[one.label]
         yield Row("context", how.batch, kept, tokens, one.label, found[one.label], kernel, reached)
 
 
@@ -143,12 +144,25 @@ def bytes_read(subject: Subject, sizes: Sequence[Sizes], batch: int, rows: int) 
 
 def _filled(
     sizes: Sequence[Sizes], contenders: Sequence[Contender], batch: int, tokens: dict[str, int]
-) -> dict[str, list[Any]]:
-    running = {}
+) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """Full caches, a token or an interval later, and by what those of vqx score a decode step."""
+    running, found = {}, {}
     for one in contenders:
-        running[one.label] = one.make()
-        fill(running[one.label], sizes, batch, tokens[one.label])
-    return running
+        caches = running[one.label] = one.make()
+        fill(caches, sizes, batch, tokens[one.label])
+        with scoring() as served:
+            for _ in range(
+                max((c.plan.options.interval for c in caches if hasattr(c, "plan")), default=0) + 1
+            ):
+                read = [update(c, drawn(size, batch, 1)) for c, size in zip(caches, sizes, strict=True)]
+                mx.eval(read)
+        del read
+        found[one.label] = _kernel(caches, served)
+    return running, found
+
+
+def _kernel(caches: Sequence[Any], served: set[str]) -> str:
+    return named(served) if any(hasattr(cache, "plan") for cache in caches) else ""
 
 
 def _steps(subject: Subject, caches: list[Any], token: mx.array, count: int) -> mx.array:

@@ -1,7 +1,11 @@
 """What did happen: that rows were evicted, and which kernel scored them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
+
+from vqx import kernels
 
 OPERATIONS = "MLX operations"
 
@@ -22,7 +26,25 @@ def rows_kept(caches: Sequence[Any], rows: int, bounded: bool) -> int:
     return kept
 
 
-def kernels(caches: Sequence[Any]) -> str:
-    """By what vqx's caches scored their rows; empty for others."""
-    found = {OPERATIONS for cache in caches if hasattr(cache, "plan")}
-    return ", ".join(sorted(found))
+@contextmanager
+def scoring() -> Iterator[set[str]]:
+    """Which kernels serve what is scored within; what none serves, MLX operations do."""
+    served: set[str] = set()
+
+    def seen(name: str, function: Any) -> Any:
+        def called(*arguments: Any, **options: Any) -> Any:
+            found = function(*arguments, **options)
+            if found is not None:
+                served.add(name)
+            return found
+
+        return called
+
+    names = ("step", "gained", "lowest", "highest")
+    with patch.multiple(kernels, **{name: seen(name, getattr(kernels, name)) for name in names}):
+        yield served
+
+
+def named(served: set[str]) -> str:
+    """The kernels of a ``scoring``, in words."""
+    return f"{kernels.target()}: {', '.join(sorted(served))}" if served else OPERATIONS
