@@ -96,7 +96,8 @@ def wheels(session: nox.Session) -> None:
     if not len(built) == len(sources) == len(PACKAGES):
         session.error(f"{len(PACKAGES)} packages, {len(built)} wheels and {len(sources)} sdists")
     session.run("twine", "check", "--strict", *map(str, [*built, *sources]))
-    session.run("check-wheel-contents", *map(str, built))
+    # W002: headers that an emulator finds by several names say the same
+    session.run("check-wheel-contents", "--ignore", "W002", *map(str, built))
     for wheel, needed in ((wheel, needed) for wheel in built for needed in ("/LICENSE", "/py.typed")):
         if not any(name.endswith(needed) for name in ZipFile(wheel).namelist()):
             session.error(f"{wheel.name} carries no {needed[1:]}")
