@@ -46,6 +46,16 @@ class Allotment:
         old = self._seen.get(number, _Seen(mx.array(0.0), 0))
         self._seen[number] = _Seen(old.total + cosine.sum(), old.tokens + batch * length)
 
+    def shown(self, number: int) -> Any:
+        """What was seen of ``number``, for ``show``."""
+        return self._seen.get(number)
+
+    def show(self, number: int, seen: Any) -> None:
+        """Know of ``number`` what ``shown`` told, and nothing more."""
+        self._seen.pop(number, None)
+        if seen is not None:
+            self._seen[number] = seen
+
     def carried(self, number: int) -> list[mx.array]:
         """The array that waits to be read, for ``number``'s state."""
         return [self._seen[number].total] if number in self._seen else []

@@ -267,6 +267,12 @@ class EvictingBatch:
                 arrays += [part.layer.rows.keys, part.layer.rows.values, *part.layer.carried, *waiting]
         return arrays
 
+    def loose(self) -> list[mx.array]:
+        """As of ``vqx.EvictingCache``."""
+        held = [part.layer for part in self.parts if part.layer is not None]
+        carried = [array for layer in held if layer.waiting is None for array in layer.carried]
+        return [*carried, *([] if self._nan is None else [self._nan])]
+
     @property
     def nbytes(self) -> int:
         """Bytes of every array held, room for growth and bookkeeping included."""

@@ -21,6 +21,7 @@ from vqx.positions import Rotary
 from vqx.saved import Recipe, Saved, layer_of, parts, written
 from vqx.scorers import Method
 from vqx.shown import check, unusable
+from vqx.turn import Turn
 
 
 class EvictingCache:
@@ -85,6 +86,8 @@ class EvictingCache:
         self._read: mx.array | None = None  # the keys that the update under way returned
         self.unseen = ""  # why the queries of the last forward could not be used; empty where they were
         self._nan: mx.array | None = None
+        self.turn: Turn | None = None  # what tells a forward that ended in the middle
+        self._loose = False  # whether arrays of the forward under way are not yet tied to its logits
 
     @property
     def layer(self) -> Layer | None:
@@ -115,6 +118,8 @@ class EvictingCache:
         Raises:
             ValueError: NaN keys in the last chunk, another shape than before, queries that were not shown.
         """
+        if self.turn is not None:
+            self.turn.read(self, self.now())
         if self._spare and not self.unseen and (keys.shape, values.shape) == self._shapes:
             self._spare -= 1
             self._layer = admit_bare(self.plan, cast(Layer, self._layer), keys, values)
@@ -138,7 +143,21 @@ class EvictingCache:
             self._nan = mx.any(mx.isnan(keys))
         elif self.allotment is None:
             self._spare, self._shapes = self.plan.spare(layer), (keys.shape, values.shape)
-        return self._admitted(*self.keys_and_values())
+        self._loose = True
+        keys, values = self.keys_and_values()
+        if not self._unshown:  # attention is not watched, so what it reads is what can be tied
+            keys = mx.depends([keys], self.loose())[0]
+        return self._admitted(keys, values)
+
+    def loose(self) -> list[mx.array]:
+        """The arrays of this forward that no logits need, said once: what attention gives is tied to them.
+
+        Else they would wait for the next forward, and a thread may not finish what another began.
+        """
+        if not self._loose or self._layer is None:
+            return []
+        self._loose = False
+        return [*self._layer.carried, *([] if self._nan is None else [self._nan])]
 
     def _exchanged(self, keys: mx.array, values: mx.array) -> Layer | None:
         """The layer after a step that is like those before; None where it is not, or is not recorded."""
@@ -160,6 +179,8 @@ class EvictingCache:
         self.unseen = self._unshown
         if self.updated is not None:
             self.updated(self)
+        if self.turn is not None:
+            self.turn.done()
         # let go once the queries were shown: a view would keep the buffer from being written in place
         self._read = keys if self._unshown else None
         return keys, values
@@ -229,8 +250,27 @@ class EvictingCache:
         keys, values = dense(self.plan, layer)
         return (placed(self.plan, layer) if self.plan.compact else keys), values
 
+    def now(self) -> dict[str, Any]:
+        """All that the cache is, for ``go_back``."""
+        if self.allotment is None:
+            return vars(self).copy()
+        return {**vars(self), "shown": self.allotment.shown(self.number)}
+
+    def go_back(self, before: dict[str, Any]) -> None:
+        """Be as the cache was when ``now`` said so."""
+        before = {**before}
+        shown = before.pop("shown", None)
+        vars(self).update(before)
+        if self.allotment is not None:
+            self.allotment.show(self.number, shown)
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """The mask of N new tokens: None, ``"causal"``, or booleans ``[N, rows + N]``."""
+        """The mask of N new tokens: None, ``"causal"``, or booleans ``[N, rows + N]``.
+
+        Models ask for it before any layer reads these tokens.
+        """
+        if self.turn is not None:
+            self.turn.begin(self)
         if window_size is not None:
             raise ValueError(
                 f"layer {self.number}: the model asks for a sliding window of {window_size} over rows that"
@@ -364,7 +404,7 @@ class EvictingCache:
     def another(self, layer: Layer | None, nan: mx.array | None = None) -> "EvictingCache":
         """A cache made as this one, that holds ``layer``."""
         other = copy.copy(self)
-        other.layer, other.unseen, other._nan = layer, "", nan
+        other.layer, other.unseen, other._nan, other.turn = layer, "", nan, None
         return other
 
     def check_pending(self) -> None:
@@ -375,7 +415,9 @@ class EvictingCache:
     def __deepcopy__(self, memo: dict[int, Any]) -> "EvictingCache":
         # a layer is a value, which no one changes; what layers decide together is copied with all of them
         other = copy.copy(self)
-        other.allotment = copy.deepcopy(self.allotment, memo)
+        other.allotment, other.turn = copy.deepcopy(self.allotment, memo), copy.deepcopy(self.turn, memo)
+        if other.turn is not None:
+            other.turn.join(other)
         return other
 
     def _decide(self) -> None:

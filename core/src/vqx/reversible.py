@@ -5,6 +5,7 @@ many are held as tokens can be taken back. Speculative decoding asks several tok
 see the rows that it would have seen alone: a mask hides those that its predecessors evict.
 """
 
+import copy
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ import mlx.core as mx
 from vqx.cache import EvictingCache
 from vqx.layer import Layer
 from vqx.rows import filled
+from vqx.turn import Turn
 
 
 class Waiting(NamedTuple):
@@ -54,6 +56,7 @@ class ReversibleCache:
         self.tokens_seen = 0
         self.unseen = ""
         self._waiting: Waiting | None = None
+        self.turn: Turn | None = None  # as of vqx.EvictingCache
         self._log: dict[int, Layer | None] = {0: None}  # tokens looked at -> the layer then
         self._last = 0  # tokens of the last forward
         self._block = False  # what comes next is looked at as one block
@@ -72,6 +75,8 @@ class ReversibleCache:
                 f"layer {self.number}: the model's queries were not seen, since it {self.unseen}; undo needs"
                 " them: make the cache without it"
             )
+        if self.turn is not None:
+            self.turn.read(self, {**vars(self), "_log": {**self._log}, "policy": self.policy.now()})
         start, length = self.tokens_seen, keys.shape[2]
         if self._waiting is None:
             self._waiting = Waiting(0, keys[:, :, :0], values[:, :, :0])
@@ -87,7 +92,23 @@ class ReversibleCache:
         if self._block:
             self._whole = self.tokens_seen
         self.unseen = "computes attention by itself"
+        if self.turn is not None:
+            self.turn.done()
         return self.keys_and_values()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ReversibleCache":
+        # arrays and layers are values, which no one changes
+        other = copy.copy(self)
+        other._log, other.policy = {**self._log}, copy.deepcopy(self.policy, memo)
+        other.turn = copy.deepcopy(self.turn, memo)
+        if other.turn is not None:
+            other.turn.join(other)
+        return other
+
+    def go_back(self, before: dict[str, Any]) -> None:
+        """As of ``vqx.EvictingCache``."""
+        self.policy.go_back(before["policy"])
+        vars(self).update({**before, "policy": self.policy})
 
     def observe(
         self, queries: mx.array, keys: mx.array, scale: float, mask: Any, sinks: mx.array | None
@@ -142,6 +163,8 @@ class ReversibleCache:
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of N new tokens; several are masked anew where they would see different rows."""
+        if self.turn is not None:
+            self.turn.begin(self)
         return self.policy.make_mask(N, return_array, window_size)
 
     def is_trimmable(self) -> bool:
@@ -179,6 +202,10 @@ class ReversibleCache:
         for layer in self._log.values():
             held += [] if layer is None else [layer.rows.keys, layer.rows.values, *layer.carried]
         return held
+
+    def loose(self) -> list[mx.array]:
+        """As of ``vqx.EvictingCache``."""
+        return self.state
 
     @property
     def nbytes(self) -> int:

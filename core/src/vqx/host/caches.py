@@ -22,6 +22,7 @@ from vqx.packing import Packing
 from vqx.positions import Rotary
 from vqx.registry import UnknownMethod
 from vqx.spec import LayerInfo
+from vqx.turn import Turn
 
 _BEFORE = "_make_cache_before_vqx"
 
@@ -125,6 +126,7 @@ def cache_factory(
 
         def fresh() -> list[Any]:
             caches = own_caches(model)
+            turn = Turn(whole=len(caches) == len(evicting))
             together = None if share is None else Allotment(share, evicting)
             for number, method, options, rotary in zip(evicting, methods, each, turning, strict=True):
                 caches[number] = EvictingCache(
@@ -137,6 +139,8 @@ def cache_factory(
                     recipe=recipe,
                     packing=packings.get(number),
                 )
+                caches[number].turn = turn
+                turn.join(caches[number])
             return caches
 
         return fresh

@@ -9,6 +9,7 @@ import mlx.nn as nn
 from vqx.cache import EvictingCache
 from vqx.host.watching import watch_attention
 from vqx.reversible import ReversibleCache
+from vqx.turn import Turn
 
 
 def reversible(model: nn.Module, fresh: Callable[[], list[Any]], undo: int) -> Callable[[], list[Any]]:
@@ -27,8 +28,12 @@ def reversible(model: nn.Module, fresh: Callable[[], list[Any]], undo: int) -> C
                     f"undo={undo}: {type(model).__module__} has layers with a {type(cache).__name__}, of"
                     " which no token can be taken back; make the caches without undo"
                 )
-            cache.updated = None  # what the model attends to are not this cache's rows alone
-        return [ReversibleCache(cache, undo) for cache in caches]
+            cache.updated = cache.turn = None  # what the model attends to are not this cache's rows alone
+        both, turn = [ReversibleCache(cache, undo) for cache in caches], Turn()
+        for reversible in both:
+            reversible.turn = turn
+            turn.join(reversible)
+        return both
 
     watch_attention(model)
     for length in (2, 1):

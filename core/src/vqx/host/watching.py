@@ -87,12 +87,13 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         if ours:
             cache.observe(queries, keys, scale, mask, sinks)
         if not ours or (mask is None and isinstance(cache, EvictingCache) and not cache.in_lanes):
-            return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+            found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+            return _tied(found, cache) if ours else found
 
         def masked(queries: mx.array, mask: Any) -> mx.array:
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
-        return _in_tiles(cache, masked, queries, mask)
+        return _tied(_in_tiles(cache, masked, queries, mask), cache)
 
     attention.shows_queries_to_vqx = True  # type: ignore[attr-defined]
     return attention
@@ -108,7 +109,13 @@ def _attention(
     if cache is None:
         return masked(q, mask)
     cache.observe(q, k, scale, mask, sinks)
-    return _in_tiles(cache, masked, q, mask)
+    return _tied(_in_tiles(cache, masked, q, mask), cache)
+
+
+def _tied(found: mx.array, cache: EvictingCache | EvictingBatch | ReversibleCache) -> mx.array:
+    """What attention found, evaluated with all that the cache learnt of it."""
+    loose = cache.loose()
+    return mx.depends([found], loose)[0] if loose else found
 
 
 def _in_tiles(
@@ -131,4 +138,5 @@ def _softmax(a: mx.array, *arguments: Any, **options: Any) -> mx.array:
         logits = a.reshape(a.shape[0], -1, *a.shape[-2:])
         queries, keys = mx.zeros((*logits.shape[:3], 1)), mx.zeros((*cache.position.shape, 1))
         cache.observe(queries, keys, 1.0, logits, None)
+        a = _tied(a, cache)
     return mx.softmax(a, *arguments, **options)

@@ -1,0 +1,65 @@
+"""One forward of a model, as its caches see it: where it ends in the middle, they go back to before it.
+
+A layer is a value, so that what it was before is there for as long as somebody holds it: until the last layer
+has read the forward's tokens, and no longer, or a token could not be written in place.
+"""
+
+import copy
+import weakref
+from typing import Any
+
+
+class Turn:
+    """The forward under way, shared by the caches of one list.
+
+    Args:
+        whole: every cache of the list can go back; else a forward that ended in the middle is refused.
+    """
+
+    def __init__(self, whole: bool = True) -> None:
+        self.whole = whole
+        self._caches: list[weakref.ref[Any]] = []
+        self._before: dict[int, dict[str, Any]] = {}
+
+    def join(self, cache: Any) -> None:
+        self._caches.append(weakref.ref(cache, self._caches.remove))
+
+    def begin(self, cache: Any) -> None:
+        """A forward begins, if ``cache`` has read the tokens of one already: what that one left is undone.
+
+        Raises:
+            ValueError: layers of other kinds were changed, which cannot go back.
+        """
+        if cache.number not in self._before:
+            return
+        if not self.whole:
+            raise ValueError(_BROKEN + ", and layers of other kinds cannot go back: start from fresh caches")
+        for reference in self._caches:
+            other = reference()
+            if other is not None and other.number in self._before:
+                other.go_back(self._before[other.number])
+        self._before = {}
+
+    def read(self, cache: Any, before: dict[str, Any]) -> None:
+        """``cache`` is about to read the forward's tokens; ``before`` is all that it is.
+
+        Raises:
+            ValueError: it has read them already, and nobody said that another forward begins.
+        """
+        if cache.number in self._before:
+            raise ValueError(_BROKEN + ": start from fresh caches")
+        self._before[cache.number] = before
+
+    def done(self) -> None:
+        """A cache has read them; once all have, nothing of before is held."""
+        if len(self._before) == len(self._caches):
+            self._before = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Turn":
+        # the copies join one by one, each as it is made
+        other = Turn(self.whole)
+        other._before = copy.copy(self._before)
+        return other
+
+
+_BROKEN = "the last forward ended before all layers had read its tokens"
