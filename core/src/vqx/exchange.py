@@ -7,6 +7,7 @@ cannot be recorded, and is run as it is.
 """
 
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -79,8 +80,8 @@ class Recorder:
     def exchange(self, layer: Layer, keys: mx.array, values: mx.array) -> Layer | None:
         """As ``vqx.layer.admit`` for one token, where layers are ``alike``; None where it is not recorded."""
         self._alike += 1
-        if self._alike <= ALIKE:
-            return None
+        if self._alike <= ALIKE or threading.current_thread() is not threading.main_thread():
+            return None  # MLX gives an imported function the first stream, which is the main thread's alone
         start, rows, waiting, seen = layer.tokens_seen, layer.rows, layer.waiting, layer.seen
         asked, last = () if waiting is None else waiting.queries, waiting or seen
         scale = 1.0 if last is None else last.scale
