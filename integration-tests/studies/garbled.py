@@ -26,7 +26,7 @@ import vqx  # isort: skip  # before mlx
 import mlx.core as mx
 import mlx.nn as nn
 from faults.caches import CACHES, own_masks
-from mlx_lm.models import llama
+from faults.future import future_mass, lost_mass
 from mlx_lm.models.cache import KVCache
 from vqx.host.embedded import load_embedded
 from vqx.positions import rotary_of
@@ -94,38 +94,6 @@ def measured(model: nn.Module, make: Make, tokens: mx.array, chunk: int) -> dict
     return {"prompt": half, "continuation": after.mean(axis=1), "held": held, "shown": shown}
 
 
-def future_mass(model: nn.Module, tokens: mx.array) -> list[mx.array]:
-    """A layer each, the continuation's attention to the prompt's rows, full cache: ``[B, H, PROMPT]``."""
-    caches, masses, attend = [KVCache() for _ in model.layers], [], llama.scaled_dot_product_attention
-    mx.eval(model.model(tokens[:, :PROMPT], cache=caches))
-
-    def noting(queries: mx.array, keys: mx.array, *rest: Any, scale: float, **other: Any) -> mx.array:
-        batch, heads, _, width = keys.shape
-        asked = queries.reshape(batch, heads, -1, queries.shape[2], width) * scale
-        logits = asked @ keys[:, :, None].swapaxes(3, 4)
-        hidden = mx.arange(keys.shape[2]) > mx.arange(PROMPT, PROMPT + queries.shape[2])[:, None]
-        weights = mx.softmax(mx.where(hidden, -mx.inf, logits), axis=-1)[..., :PROMPT]
-        masses.append(weights.mean(axis=(2, 3)))
-        mx.eval(masses[-1])
-        return attend(queries, keys, *rest, scale=scale, **other)
-
-    llama.scaled_dot_product_attention = noting
-    try:
-        mx.eval(model.model(tokens[:, PROMPT : PROMPT + AFTER], cache=caches))
-    finally:
-        llama.scaled_dot_product_attention = attend
-    return masses
-
-
-def lost_mass(held: list[mx.array], masses: list[mx.array]) -> float:
-    """The share of that attention which falls on rows no longer held, mean over layers."""
-    gone = []
-    for rows, mass in zip(held, masses, strict=True):
-        there = mx.take_along_axis(mass, rows, axis=2).sum(axis=2)
-        gone.append((1 - there / mass.sum(axis=2)).mean())
-    return mx.stack(gone).mean().item()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -158,7 +126,7 @@ def main() -> None:
         for name, make in makers.items():
             print(f"{name:26}{chunk:4}", end="", flush=True)
             faults.setdefault(name, {})[f"chunks of {chunk}"] = record(make, chunk)
-    masses, remains = future_mass(model, tokens), []
+    masses, remains = future_mass(model, tokens, PROMPT), []
     for method in METHODS:
         for budget in BUDGETS:
             print(f"{method:26}{budget:4}", end="", flush=True)
