@@ -19,11 +19,11 @@ def block(length: int, dtype: mx.Dtype, width: int = 64, *, sinks: bool = False,
     )
     position = made.permuted(np.tile(np.arange(120, dtype=np.int32), (2, 2, 1)), axis=2)
     learned = mx.array(made.standard_normal(6).astype(np.float32)) if sinks else None
-    # keys are a part of a longer buffer, as a cache holds them
-    return Block(
-        queries, mx.concatenate([keys, keys], axis=2)[:, :, :120], mx.array(position), 120 - length,
-        width**-0.5, sinks=learned, **more,
-    )  # fmt: skip
+    # keys are a part of a longer buffer, as a cache holds them, and queries one from the middle
+    longer = mx.concatenate([mx.zeros_like(queries), queries, mx.zeros_like(queries)], axis=3)
+    keys, queries = mx.concatenate([keys, keys], axis=2)[:, :, :120], longer[..., length : 2 * length, :]
+    place, start, scale = mx.array(position), 120 - length, width**-0.5
+    return Block(queries, keys, place, start, scale, sinks=learned, **more)
 
 
 CASES: list[tuple[str, Block, dict[str, Any]]] = [

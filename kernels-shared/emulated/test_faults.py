@@ -2,7 +2,7 @@
 """Planted faults, one each: the audit finds all of them, or it would find none of ours."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
@@ -142,6 +142,13 @@ def planted(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
         return usual(name).replace(fault.right, fault.wrong) if name == fault.file else usual(name)
 
     monkeypatch.setattr(bodies, "_text", text)
+    bodies.compose.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _composed_anew() -> Iterator[None]:
+    yield
+    bodies.compose.cache_clear()
 
 
 @pytest.mark.parametrize("work", [steps, choices])

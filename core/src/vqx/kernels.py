@@ -30,6 +30,18 @@ def target() -> str:
     return "reference" if kernels is None else str(kernels.choose().name)
 
 
+def described() -> list[str]:
+    """What runs here and why, in one line; then a line for each target.
+
+    Raises:
+        ValueError: as ``target``.
+    """
+    kernels = offered()
+    if kernels is None:
+        return ["none installed, MLX operations do their work (pip install vqx-kernels)"]
+    return list(kernels.describe())
+
+
 def gained(
     block: Any, *, itself: bool = True, old: int = 0, causal: bool = True, **fused: Any
 ) -> mx.array | None:

@@ -3,7 +3,7 @@
 from vqx_kernels.attention import Asked, Guard, Rule, Step, fits, gained, mass, step
 from vqx_kernels.bodies import Method
 from vqx_kernels.selection import survivors, victim
-from vqx_kernels.targets import Target, choose, targets
+from vqx_kernels.targets import Target, choose, describe, targets
 
 __all__ = [
     "Asked",
@@ -13,6 +13,7 @@ __all__ = [
     "Step",
     "Target",
     "choose",
+    "describe",
     "fits",
     "gained",
     "mass",

@@ -134,7 +134,7 @@ def _attend(
         "factors": numbers,
         "starts": asked.start
         if isinstance(asked.start, mx.array)
-        else mx.full((batch,), asked.start, mx.int32),
+        else mx.array([asked.start] * batch, mx.int32),
         "shares": _shares(length, rule.decay, rule.queries == "mean"),
         "sinks": numbers if asked.sinks is None else asked.sinks.astype(mx.float32),
         **stats,

@@ -98,6 +98,7 @@ GAINED = Method("gained", "gained_out[at] = gained;", writes=("gained",))
 """No method: the fused weights themselves."""
 
 
+@functools.cache
 def compose(names: tuple[str, ...], method: Method = GAINED, *, ranks: bool = False) -> Body:
     """The body of several fragments; ``ranks`` has a method's score guarded and written to ``ranked``."""
     reads: list[str] = []

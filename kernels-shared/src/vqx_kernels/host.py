@@ -93,32 +93,57 @@ def run(
     outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
 ) -> list[mx.array]:
     """Run a body now: the arrays are evaluated, which on a CPU waits for nothing else."""
-    fixed = {name: value for name, value in constants.items() if name not in RUNTIME}
-    function = _function(
-        body,
-        tuple(C_TYPES[array.dtype] for array in arrays),
-        tuple(fixed.items()),
-        tuple(C_TYPES[dtype] for _, dtype in outputs),
-    )
+    fixed = tuple((name, value) for name, value in constants.items() if name not in RUNTIME)
+    types = tuple(C_TYPES[array.dtype] for array in arrays)
+    function = _function(body, types, fixed, tuple(C_TYPES[dtype] for _, dtype in outputs))
     mx.eval(*arrays)
-    views = [_view(array, name in STRIDED) for name, array in zip(body.reads, arrays, strict=True)]
-    results = [np.empty(shape, np.dtype(NUMPY[dtype])) for shape, dtype in outputs]
-    strides = np.array([[s // v.itemsize for s in v.strides] + [0] * (8 - v.ndim) for v in views], np.int64)
-    pointers = (ctypes.c_void_p * (len(views) + len(results)))(*(a.ctypes.data for a in (*views, *results)))
+    held = [_memory(array, name in STRIDED) for name, array in zip(body.reads, arrays, strict=True)]
+    results: list[Any] = [np.empty(shape, NUMPY[dtype]) for shape, dtype in outputs]
+    pointers = (ctypes.c_void_p * (len(held) + len(results)))(
+        *(tensor.data + tensor.offset for tensor, _ in held),
+        *(result.__array_interface__["data"][0] for result in results),
+    )
+    strides = (ctypes.POINTER(ctypes.c_int64) * len(held))(*(tensor.strides for tensor, _ in held))
     asked = (ctypes.c_int32 * len(RUNTIME))(*(int(constants.get(name, 0)) for name in RUNTIME))
-    function(pointers, strides.ctypes.data_as(ctypes.c_void_p), parts, rows, asked)
+    function(pointers, strides, parts, rows, asked)
     return [mx.array(result) for result in results]
 
 
-NUMPY = {mx.float32: "float32", mx.int32: "int32", mx.bool_: "bool"}
+NUMPY = {mx.float32: np.float32, mx.int32: np.int32, mx.bool_: np.bool_}
 
 
-def _view(array: mx.array, strided: bool) -> Any:
-    """The array's own memory, as NumPy sees it."""
-    if array.dtype == mx.bfloat16:
-        array = array.view(mx.uint16)
-    view = np.array(array, copy=False)
-    return view if strided else np.ascontiguousarray(view)
+class _Tensor(ctypes.Structure):
+    """An array's memory as DLPack tells it, bfloat16 among its types; strides count numbers."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4), ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+_PEEK = ctypes.pythonapi.PyCapsule_GetPointer
+_PEEK.restype, _PEEK.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def _memory(array: mx.array, strided: bool) -> tuple[_Tensor, Any]:
+    """Where an evaluated array lies, and what keeps it there."""
+    capsule = array.__dlpack__()
+    tensor = _Tensor.from_address(_PEEK(capsule, b"dltensor"))
+    if strided or _by_rows(array.shape, tensor.strides):
+        return tensor, capsule
+    whole = mx.contiguous(array)
+    mx.eval(whole)
+    return _memory(whole, True)
+
+
+def _by_rows(shape: tuple[int, ...], strides: Any) -> bool:
+    step = 1
+    for axis in range(len(shape) - 1, -1, -1):
+        if shape[axis] > 1 and strides[axis] != step:
+            return False
+        step *= shape[axis]
+    return True
 
 
 @functools.cache
@@ -140,7 +165,7 @@ def translation(
         passed.append(f"(const {kind}*)a[{number}]")
         if name in STRIDED:
             asked.append(f"const vqx_i64* {name}_strides")
-            passed.append(f"strides + {8 * number}")
+            passed.append(f"strides[{number}]")
     for number, (name, kind) in enumerate(zip(body.writes, gives, strict=True), len(types)):
         given.append(f"{kind}* {name}")
         passed.append(f"({kind}*)a[{number}]")
@@ -151,7 +176,8 @@ def translation(
         f"{_header(body)}{fixed}"
         f"static void vqx_body({', '.join([*asked, *given])}, int vqx_part, int vqx_row, {runtime}) {{\n"
         f"{body.source('host')}}}\n"
-        'extern "C" void vqx_run(void** a, const vqx_i64* strides, int parts, int rows, const int32_t* c) {\n'
+        'extern "C" void vqx_run(\n'
+        "    void** a, const vqx_i64** strides, int parts, int rows, const int32_t* c) {\n"
         "  for (int row = 0; row < rows; row++)\n"
         "    for (int part = 0; part < parts; part++)\n"
         f"      vqx_body({', '.join(passed)}, part, row, {values});\n}}\n"

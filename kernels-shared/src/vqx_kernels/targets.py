@@ -52,6 +52,18 @@ def choose() -> Target:
     return _choose(os.environ.get("VQX_DEVICE"), mx.default_device().type == mx.DeviceType.gpu)
 
 
+def describe() -> list[str]:
+    """What runs here and why, in one line, and a line for each target.
+
+    Raises:
+        ValueError: as ``choose``.
+    """
+    chosen, forced = choose(), os.environ.get("VQX_DEVICE")
+    asked = f" (VQX_DEVICE={forced})" if forced else ""
+    found = [f"{name}: {why}" if here else f"{name}: not here, {why}" for name, here, why in targets()]
+    return [f"run on {chosen.name}{asked}, {chosen.why}", *found]
+
+
 @functools.cache
 def _choose(forced: str | None, on_gpu: bool) -> Target:
     known = {target.name: target for target in targets()}

@@ -2,12 +2,13 @@
 
 import json
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import click
 
 from vqx.cli.asking import json_flag
 from vqx.cli.showing import table
-from vqx.kernels import offered, target
+from vqx.kernels import described
 from vqx.known import known
 from vqx.registry import PluginError, registry
 
@@ -15,18 +16,22 @@ EPILOG = """\b
 Examples:
   vqx methods
   vqx methods --available
+  vqx methods --kernels
   vqx methods --json
 """
 
 
 @click.command(epilog=EPILOG)
 @click.option("--available", is_flag=True, help="List the packages that are not installed.")
+@click.option("--kernels", is_flag=True, help="Say which methods have kernels, where they run, and why.")
 @json_flag
-def command(available: bool, as_json: bool) -> None:
+def command(available: bool, kernels: bool, as_json: bool) -> None:
     """List the eviction methods installed here, or the packages that bring more."""
     rows = _available() if available else _installed()
     if as_json:
         click.echo(json.dumps(rows, indent=2))
+    elif kernels and not available:
+        _kernels(rows)
     elif available and not rows:
         click.echo("Every package of the project is installed.")
     elif not rows:
@@ -35,18 +40,22 @@ def command(available: bool, as_json: bool) -> None:
         columns = ("brings", "summary", "install") if available else ("method", "version", "keeps")
         table([{name: row[name] for name in columns} for row in rows], head=False)
         if not available:
-            click.echo(f"\nKernels: {_kernels()}")
+            click.echo(f"\nKernels: {described()[0]}")
             click.echo("Packages and papers: vqx methods --json; what is not installed: --available")
 
 
-def _kernels() -> str:
-    """Where the arithmetic of scores runs."""
-    kernels = offered()
-    if kernels is None:
-        return "none installed, MLX operations do it (pip install vqx-kernels)"
-    where = target()
-    used = "not used on this device, MLX operations do it" if where == "reference" else f"run on {where}"
-    return f"{kernels.__name__}, {used}"
+def _kernels(rows: list[dict[str, str]]) -> None:
+    """Which methods have a kernel of their own, and where kernels run."""
+    own = [{**row, "kernel": "its own" if _has_kernel(row["package"]) else "shared"} for row in rows]
+    table([{name: row[name] for name in ("method", "kernel", "keeps")} for row in own], head=False)
+    click.echo("\nShared ones serve every method that reads attention, and the choice of rows.")
+    for line in described():
+        click.echo(f"  {line}")
+
+
+def _has_kernel(package: str) -> bool:
+    name = package.replace("-", "_")
+    return find_spec(name) is not None and find_spec(f"{name}.kernel") is not None
 
 
 def _installed() -> list[dict[str, str]]:
