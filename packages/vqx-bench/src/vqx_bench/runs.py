@@ -150,10 +150,9 @@ def _filled(
     for one in contenders:
         caches = running[one.label] = one.make()
         fill(caches, sizes, batch, tokens[one.label])
+        intervals = [cache.plan.options.interval for cache in caches if hasattr(cache, "plan")]
         with scoring() as served:
-            for _ in range(
-                max((c.plan.options.interval for c in caches if hasattr(c, "plan")), default=0) + 1
-            ):
+            for _ in range(max(intervals, default=0) + 1):
                 read = [update(c, drawn(size, batch, 1)) for c, size in zip(caches, sizes, strict=True)]
                 mx.eval(read)
         del read
