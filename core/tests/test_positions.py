@@ -212,6 +212,15 @@ class Gradual(nn.Module):  # type: ignore[misc]
         return mx.fast.rope(x, D, traditional=False, base=10000.0, scale=1e-3, offset=offset * offset)
 
 
+@pytest.mark.parametrize("rope", [nn.RoPE(D), nn.RoPE(D, traditional=True), nn.RoPE(D // 2)], ids=str)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_a_turn_back_is_a_turn_the_other_way_to_the_bit(rope: nn.RoPE, dtype: mx.Dtype) -> None:
+    rotary = rotary_of(rope, D)
+    keys = mx.random.normal((2, 3, 7, D), dtype, key=mx.random.key(1))
+    steps = mx.random.randint(0, 5000, (2, 3, 7), key=mx.random.key(2)) * (mx.arange(7) > 1)
+    assert mx.array_equal(rotary.turn_back(keys, steps), rotary.turn(keys, -steps)).item()
+
+
 @pytest.mark.parametrize(
     ("rope", "reason"),
     [

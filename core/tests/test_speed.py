@@ -1,5 +1,6 @@
 """What makes a step cheap, watched as structure: no waiting for the device, small graphs, no copies."""
 
+import gc
 import io
 import statistics
 import time
@@ -133,15 +134,20 @@ def test_a_long_prompt_leaves_a_small_graph(scorer: Scorer, engine: Mapping[str,
     """
     options = Options(**{"queries": "model", **engine})
     cache = EvictingCache(Method(scorer, 256, n_sink=4, recent=64), options)
-    counted = []
+    counted, alive, active = [], [], []
     for length in [512] * 6 + [127, 1, 1, 1]:
         found = forward(cache, length)
         counted.append(operations(found))
         mx.eval(found)
+        found = []
+        alive.append(sum(isinstance(one, mx.array) for one in gc.get_objects()))
+        active.append(mx.get_active_memory())
     assert cache.tokens_seen == 3202
     assert cache.tokens_kept == 256
     assert max(counted) <= most
     assert len(set(counted[1:6])) == 1, "the graph grows from chunk to chunk"
+    assert len(set(alive[1:6])) == 1, "arrays pile up from chunk to chunk"
+    assert max(active[1:6]) - min(active[1:6]) < 2**16, "memory grows from chunk to chunk"
     assert counted[-1] == counted[-2], "the graph grows from token to token"
 
 

@@ -440,8 +440,8 @@ def placed(plan: Plan, layer: Layer) -> mx.array:
     keys, _ = dense(plan, layer)
     if plan.rotary is None or not plan.compact or not layer.evicted:
         return keys
-    origin = layer.rows.columns["origin"]
-    return plan.rotary.turn(keys, mx.arange(layer.size, dtype=mx.int32) - origin)
+    origin = layer.rows.columns["origin"]  # as rows before it go, a row's place only becomes less
+    return plan.rotary.turn_back(keys, origin - mx.arange(layer.size, dtype=mx.int32))
 
 
 def _count(keys: mx.array, start: int) -> mx.array:
