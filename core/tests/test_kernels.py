@@ -5,10 +5,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx import kernels
+from vqx import attention, kernels
 from vqx.attention import Block
 
 vqx_kernels = pytest.importorskip("vqx_kernels")
+emulated = pytest.importorskip("vqx_kernels.testing").emulated
 
 
 def block(length: int, dtype: mx.Dtype, width: int = 64, *, sinks: bool = False, **more: Any) -> Block:
@@ -56,6 +57,22 @@ def test_host_loops_give_what_mlx_operations_give(
     assert called == ["host"]
     # sums in another order and an exponential of our own: a few units in the last place
     np.testing.assert_allclose(found, reference, rtol=2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("target", ["metal", "cuda"])
+def test_a_prompts_mass_is_that_of_mlx_operations(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = block(100, mx.float16, sinks=True)
+    monkeypatch.setattr(attention, "TILE", 2 * 2 * 3 * 120 * 40)
+    monkeypatch.setenv("VQX_DEVICE", "reference")
+    options: dict[str, Any] = {"decay": 0.97, "itself": False}
+    references = [np.array(asked.mass(**given)) for given in ({}, options)]
+    called, shared = [], vqx_kernels.mass
+    monkeypatch.setattr(vqx_kernels, "mass", lambda *given: called.append(given[0]) or shared(*given))
+    monkeypatch.setattr(kernels, "target", lambda: target)
+    with emulated():
+        for given, reference in zip(({}, options), references, strict=True):
+            np.testing.assert_allclose(np.array(asked.mass(**given)), reference, rtol=2e-5, atol=1e-9)
+    assert called == [target] * 6  # three tiles each
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,15 @@ class Block(NamedTuple):
             seen = n - (self.length - last) if ordered else n
             part = wide._first(seen)
             drawn = noise if noise is None else noise[..., :seen]
-            weights = part._softmax(part._logits(first, last), first, last, itself, temperature, drawn)
-            if decay != 1.0:
-                age = np.arange(self.length - 1 - first, self.length - 1 - last, -1)
-                weights = weights * mx.array((decay**age).astype(np.float32))[:, None]
-            gained = mx.mean(mx.sum(weights, axis=3), axis=2)
+            logits, gained = part._logits(first, last), None
+            if noise is None and temperature is None:
+                gained = kernels.mass(part, logits, first, last, itself=itself, decay=decay)
+            if gained is None:
+                weights = part._softmax(logits, first, last, itself, temperature, drawn)
+                if decay != 1.0:
+                    age = np.arange(self.length - 1 - first, self.length - 1 - last, -1)
+                    weights = weights * mx.array((decay**age).astype(np.float32))[:, None]
+                gained = mx.mean(mx.sum(weights, axis=3), axis=2)
             total = total + (gained if seen == n else mx.pad(gained, [(0, 0), (0, 0), (0, n - seen)]))
         return total
 

@@ -60,6 +60,23 @@ def gained(
     return found
 
 
+def mass(
+    block: Any, logits: mx.array, first: int, last: int, *, itself: bool, decay: float
+) -> mx.array | None:
+    """What queries ``first`` to ``last`` of a prompt add to each row, ``[B, H, n]``, from their logits.
+
+    ``logits`` ``[B, H, G, s, n]`` come from a matrix product. None: no kernel of a GPU serves it.
+    """
+    kernels, where = offered(), target()
+    asked = None if kernels is None or where not in ("metal", "cuda") else _asked(kernels, block)
+    if kernels is None or asked is None:
+        return None
+    asked = asked._replace(queries=block.queries[..., first:last, :], start=asked.start + first)
+    hide = "itself" if not itself else "later" if block.mask is not None else "nothing"
+    found: mx.array = kernels.mass(where, logits, asked, kernels.Rule(hide=hide, decay=decay))
+    return found * decay ** (block.length - last) if decay != 1.0 else found
+
+
 def step(method: Method, stats: Mapping[str, Any], block: Any) -> tuple[Mapping[str, Any], mx.array] | None:
     """Observe the queries of a block, score its rows, and choose the one that goes, in one kernel.
 

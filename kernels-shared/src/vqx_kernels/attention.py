@@ -121,7 +121,7 @@ def _attend(
     n, rows = asked.position.shape[2], batch * heads
     count = length if rule.fuse_logits else group * length
     constants = {
-        "D": width, "H": heads, "G": group, "S": length, "QB": min(group * length, AT_ONCE),
+        "D": width, "H": heads, "G": group, "QB": min(group * length, AT_ONCE),
         "FUSE": FUSE[rule.fuse_logits], "HIDE": HIDE[rule.hide], "MAXG": int(rule.group == "max"),
         "MAXS": int(rule.queries == "max"), "SINKS": int(asked.sinks is not None),
     }  # fmt: skip
@@ -130,7 +130,7 @@ def _attend(
         "queries": asked.queries,
         "keys": asked.keys,
         "position": asked.position,
-        "sizes": _sizes(n, rule.old, guard or Guard()),
+        "sizes": _sizes(n, rule.old, guard or Guard(), length),
         "factors": numbers,
         "starts": asked.start
         if isinstance(asked.start, mx.array)
@@ -196,6 +196,6 @@ def _shares(length: int, decay: float, mean: bool) -> mx.array:
 
 
 @functools.lru_cache(maxsize=256)
-def _sizes(n: int, old: int, guard: Guard) -> mx.array:
+def _sizes(n: int, old: int, guard: Guard, length: int = 1) -> mx.array:
     spans = [place for span in guard.spans for place in span]
-    return mx.array([n, old, guard.n_sink, guard.recent, len(guard.spans), 0, 0, 0, *spans], mx.int32)
+    return mx.array([n, old, guard.n_sink, guard.recent, len(guard.spans), length, 0, 0, *spans], mx.int32)

@@ -32,7 +32,7 @@ C_TYPES = {
     mx.int32: "int32_t",
     mx.bool_: "bool",
 }
-RUNTIME = ("D", "H", "S", "SPAN")
+RUNTIME = ("D", "H", "SPAN")
 """Constants that need no compilation of their own on the host."""
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
