@@ -66,7 +66,9 @@ def alike(plan: Plan, layer: Layer) -> bool:
 def recordable(plan: Plan) -> bool:
     """Whether a plan's step is one of arrays alone, as far as can be told before."""
     scorer, share = plan.method.scorer, plan.method.share
-    return plan.defers and plan.packing is None and scorer.note is None and share is None
+    return (
+        plan.defers and plan.packing is None and plan.across is None and scorer.note is None and share is None
+    )
 
 
 class Recorder:

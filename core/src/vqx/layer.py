@@ -3,7 +3,7 @@
 Every length is a Python int that depends on counts alone, so no step waits for the device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -111,6 +111,7 @@ class Plan(NamedTuple):
     options: Options
     rotary: Rotary | None = None
     packing: Packing | None = None
+    across: Callable[[mx.array], mx.array] | None = None  # the mean over the processes that share the heads
 
     @property
     def compact(self) -> bool:
@@ -337,6 +338,7 @@ def _held(plan: Plan, layer: Layer) -> Held:
         notes=layer.notes,
         rotary=plan.rotary,
         place=layer.size if plan.compact else layer.end,
+        across=plan.across,
     )
 
 

@@ -34,12 +34,18 @@ def frozen(
     *,
     law: Law = below_one,
     key: tuple[int, ...] = (),
+    rank: int = 0,
 ) -> Floats:
     """One draw for each head and each position from ``start`` on: ``[H, length]`` float32.
 
     Draws of another ``key`` are independent: two methods that compose by name share a seed. ``start`` may be
-    one for each sequence of a batch, ``[B]``: then ``[B, H, length]``.
+    one for each sequence of a batch, ``[B]``: then ``[B, H, length]``. Where several processes share a
+    layer's heads, ``rank`` says which: the others' draws come before.
     """
+    if rank:
+        before = rank * heads
+        every = frozen(seed, layer, before + heads, start, length, law=law, key=key)
+        return every[..., before:, :]
     if not isinstance(start, int):
         position = start[:, None] + np.arange(length)
         numbers, of = np.unique(position // BLOCK, return_inverse=True)

@@ -43,6 +43,6 @@ def observed_attention(
         seen = held.last.fused(group=group) * (held.position <= held.newest - window)
         if pool is not None:
             seen = smoothed(seen, held.position, kernel, pool)
-        return seen.mean(axis=1, keepdims=True) if heads == "layer" else seen
+        return held.over_heads(seen) if heads == "layer" else seen
 
     return Scorer(score=score, window=window)

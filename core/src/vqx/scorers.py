@@ -114,6 +114,7 @@ class Held(NamedTuple):
     notes: Mapping[str, Any] = {}  # what `note` gathered
     rotary: Any = None  # the layer's vqx.positions.Rotary, where the scorer asks for it
     place: Any = 0  # the next query's, as the keys are turned; `newest` + 1 at absolute positions
+    across: Callable[[Any], Any] | None = None  # the mean over the processes that share the layer's heads
 
     @property
     def keys(self) -> Any:
@@ -124,6 +125,11 @@ class Held(NamedTuple):
     def values(self) -> Any:
         """``[B, H, n, Dv]``, in the rows' own dtype."""
         return self.read()[1]
+
+    def over_heads(self, score: Any) -> Any:
+        """The mean of ``[B, H, n]`` over all heads of the layer, ``[B, 1, n]``, other processes' too."""
+        mean = score.mean(axis=1, keepdims=True)
+        return mean if self.across is None else self.across(mean)
 
 
 def no_statistics(arrivals: Arrivals) -> Mapping[str, Any]:

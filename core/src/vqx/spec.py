@@ -20,6 +20,8 @@ class LayerInfo(NamedTuple):
     attention: Any = None
     """The layer's attention module (``mlx.nn.Module``), for methods that read its weights; None without
     a model."""
+    rank: int = 0
+    """Which part of the layer's heads this process holds: 0 the first, where they are split over several."""
 
 
 @dataclass(frozen=True, kw_only=True)

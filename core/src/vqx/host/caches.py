@@ -9,6 +9,7 @@ import mlx.nn as nn
 from vqx.allotment import Allotment
 from vqx.build import Chain, chain_of, methods_for, split_options
 from vqx.cache import EvictingCache
+from vqx.host.distribution import group_of, mean_over, share_of_layers
 from vqx.host.layers import attention_of, layer_of, plain_layers
 from vqx.host.layers import own_caches as own_caches
 from vqx.host.recipes import know, recipe_of
@@ -107,13 +108,26 @@ def cache_factory(
     run = Options(**engine)
 
     packings: dict[int, Packing] = {}
+    groups = [group_of(attention_of(model, number)) for number in evicting]
+    first, all_layers = share_of_layers(model, evicting)
 
     def factory(queries: list[Queries]) -> Callable[[], list[Any]]:
-        layers = [LayerInfo(n, q, attention_of(model, n)) for n, q in zip(evicting, queries, strict=True)]
-        methods = methods_for(chain, own, layers)
+        layers = [
+            LayerInfo(first + n, q, attention_of(model, n), 0 if group is None else group.rank())
+            for n, q, group in zip(evicting, queries, groups, strict=True)
+        ]
+        # of a model that is split by layers the others count too: budgets may differ from layer to layer
+        before = [LayerInfo(number, queries[0]) for number in range(first)]
+        after = [LayerInfo(number, queries[0]) for number in range(first + len(layers), all_layers)]
+        methods = methods_for(chain, own, [*before, *layers, *after])[first : first + len(layers)]
         if any(method.scorer.reads_queries or method.merge is not None for method in methods):
             watch_attention(model)
         share = methods[0].share
+        if share is not None and all_layers > len(layers):
+            raise ValueError(
+                f"{type(model).__module__} is split by layers over several processes, which cannot decide"
+                " together what each layer keeps: use a method whose budgets are known before"
+            )
         if share is not None:
             blocks = {n: (layer_of(model, n), attention_of(model, n)) for n in evicting}
             watch_residuals(model, own_caches(model), blocks)
@@ -128,7 +142,8 @@ def cache_factory(
             caches = own_caches(model)
             turn = Turn(whole=len(caches) == len(evicting))
             together = None if share is None else Allotment(share, evicting)
-            for number, method, options, rotary in zip(evicting, methods, each, turning, strict=True):
+            parts = zip(evicting, methods, each, turning, groups, strict=True)
+            for number, method, options, rotary, group in parts:
                 caches[number] = EvictingCache(
                     method,
                     options,
@@ -138,6 +153,7 @@ def cache_factory(
                     allotment=together,
                     recipe=recipe,
                     packing=packings.get(number),
+                    across=None if group is None else mean_over(group),
                 )
                 caches[number].turn = turn
                 turn.join(caches[number])

@@ -47,7 +47,8 @@ def cam(config: CamConfig, layer: LayerInfo, method: Method) -> Method:
     base, itself = method.scorer, layer.queries == "model"
 
     def init(arrivals: Arrivals) -> Mapping[str, Any]:
-        draw = frozen(config.seed, layer.number, arrivals.heads, arrivals.start, arrivals.length, key=DRAWS)
+        shape = arrivals.heads, arrivals.start, arrivals.length
+        draw = frozen(config.seed, layer.number, *shape, key=DRAWS, rank=layer.rank)
         own = {"attention": arrivals.full(0.0), "draw": arrivals.full(0.0) + draw}
         return {**base.init(arrivals), **own}
 

@@ -52,7 +52,7 @@ def chunked(config: ChunkKVConfig, method: Method) -> Scorer:
         each = of.broadcast_to(of.array(base.score(held)), position.shape)
         free = of.logical_not(safe(method, position, held.newest))
         means = chunk_means(each, position, config.chunk, free)
-        return means.mean(axis=1, keepdims=True) if config.heads == "layer" else means
+        return held.over_heads(means) if config.heads == "layer" else means
 
     return base._replace(score=score)
 

@@ -81,7 +81,7 @@ def key_tokens(config: KeyformerConfig, layer: LayerInfo) -> Scorer:
     mass = accumulated(itself=itself)
 
     def init(arrivals: Arrivals) -> Mapping[str, Any]:
-        noise = gumbel(config.seed, layer.number, arrivals.heads, arrivals.start, arrivals.length)
+        noise = gumbel(config.seed, layer.number, arrivals.heads, arrivals.start, arrivals.length, layer.rank)
         return {**mass.init(arrivals), "noise": arrivals.full(0.0) + noise}
 
     if config.noise == "rank":
@@ -106,9 +106,9 @@ def _anew(config: KeyformerConfig, layer: LayerInfo, attention: Any) -> Any:
     if isinstance(attention.start, mx.array):  # sequences at places of their own
         starts = [int(start) for start in np.array(attention.start).reshape(-1)]
         length = max(starts) + attention.length
-        every = [redrawn(config.seed, layer.number, heads, start, length) for start in starts]
+        every = [redrawn(config.seed, layer.number, heads, start, length, layer.rank) for start in starts]
         return mx.take_along_axis(mx.array(np.stack(every)), position, axis=-1)
-    drawn = redrawn(config.seed, layer.number, heads, attention.start, seen)
+    drawn = redrawn(config.seed, layer.number, heads, attention.start, seen, layer.rank)
     each_head = np.arange(heads)[:, None]
     if isinstance(position, mx.array):
         return mx.array(drawn)[mx.array(each_head), position]

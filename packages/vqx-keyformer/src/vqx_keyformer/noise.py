@@ -4,17 +4,21 @@ import numpy as np
 from vqx.noise import Doubles, Floats, frozen, uniform
 
 
-def gumbel(seed: int, layer: int, heads: int, start: int, length: int) -> Floats:
-    """One Gumbel(0, 1) draw for each head and each position from ``start`` on: ``[H, length]`` float32."""
-    return frozen(seed, layer, heads, start, length, law=_gumbel)
+def gumbel(seed: int, layer: int, heads: int, start: int, length: int, rank: int = 0) -> Floats:
+    """One Gumbel(0, 1) draw for each head and each position from ``start`` on: ``[H, length]`` float32.
+
+    ``rank`` as of ``vqx.noise.frozen``.
+    """
+    return frozen(seed, layer, heads, start, length, law=_gumbel, rank=rank)
 
 
-def redrawn(seed: int, layer: int, heads: int, start: int, length: int) -> Floats:
+def redrawn(seed: int, layer: int, heads: int, start: int, length: int, rank: int = 0) -> Floats:
     """A fresh draw for the block of queries from position ``start`` on: ``[H, length]``, by row position.
 
     It is drawn anew for every row seen so far at each call: an ablation, not made for speed.
     """
-    seeds = [np.random.SeedSequence([seed, layer, head], spawn_key=(start,)) for head in range(heads)]
+    numbers = range(rank * heads, (rank + 1) * heads)
+    seeds = [np.random.SeedSequence([seed, layer, head], spawn_key=(start,)) for head in numbers]
     return _gumbel(uniform(seeds, length))
 
 

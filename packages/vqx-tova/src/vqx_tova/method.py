@@ -41,7 +41,7 @@ def last_attention(config: TovaConfig) -> Scorer:
 
     def score(held: Held) -> Any:
         each = held.last.fused()
-        return each.mean(axis=1, keepdims=True) if config.heads == "layer" else each
+        return held.over_heads(each) if config.heads == "layer" else each
 
     scorer = Scorer(score=score, window=1)
     # one kept set for all heads wants their mean, which no block of a kernel has
