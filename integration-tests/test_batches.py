@@ -132,3 +132,42 @@ def test_sequences_that_join_and_leave_generate_and_keep_what_they_do_alone(
             assert np.array_equal(remaining(out).position, remaining(own).position)
             evicted += own.tokens_seen - own.tokens_kept
     assert evicted
+
+
+@pytest.mark.parametrize("method", ["h2o", "l2norm:skip=1"])
+def test_sequences_padded_before_are_read_as_if_alone(method: str, model: Any) -> None:
+    name, _, skip = method.partition(":skip=")
+    options = {"budget": BUDGET, **({"skip": int(skip)} if skip else {})}
+
+    def fresh() -> list[Any]:
+        return vqx.make_cache(model, name, **options)
+
+    draw = random.Random(5)
+    texts = [draw.sample(range(WORDS), length) for length in (40, 9, 26)]
+    longest = max(map(len, texts))
+    caches = [layer[0].merge([*layer]) for layer in zip(*(fresh() for _ in texts), strict=True)]
+    for cache in caches:
+        cache.prepare(left_padding=[longest - len(text) for text in texts])
+    padded = mx.array([[0] * (longest - len(text)) + text for text in texts])
+    together = [model(padded[:, :17], cache=caches), model(padded[:, 17:], cache=caches)]
+    more = mx.array([draw.sample(range(WORDS), 12) for _ in texts])
+    together += [model(more[:, i : i + 1], cache=caches) for i in range(12)]
+    logits = mx.concatenate(together, axis=1)
+    for place, text in enumerate(texts):
+        single, skipped = fresh(), longest - len(text)
+        cut = max(17 - skipped, 0)
+        read = [model(mx.array([part]), cache=single) for part in (text[:cut], text[cut:]) if part]
+        read += [model(more[place : place + 1, i : i + 1], cache=single) for i in range(12)]
+        own = mx.concatenate(read, axis=1)
+        assert mx.allclose(logits[place : place + 1, skipped:], own, rtol=0, atol=1e-4).item()
+        for out, alone_ in zip(caches, single, strict=True):
+            assert np.array_equal(remaining(out.extract(place)).position, remaining(alone_).position)
+    assert caches[-1].tokens_kept == (BUDGET, 21, BUDGET)
+
+
+def test_caches_made_in_different_ways_are_not_read_in_one_batch(model: Any) -> None:
+    one, other = vqx.make_cache(model, "h2o", budget=24), vqx.make_cache(model, "h2o", budget=25)
+    with pytest.raises(ValueError, match="make them alike"):
+        one[0].merge([one[0], other[0]])
+    same = vqx.make_cache(model, "h2o", budget=24)
+    assert len(one[0].merge([one[0], same[0]])) == 2

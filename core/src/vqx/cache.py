@@ -408,10 +408,10 @@ class EvictingCache:
             raise AttributeError(f"layer {self.number}: no batches, since {why}")
         return EvictingBatch
 
-    def another(self, layer: Layer | None, nan: mx.array | None = None) -> "EvictingCache":
-        """A cache made as this one, that holds ``layer``."""
+    def another(self, layer: Layer | None, nan: mx.array | None = None, unseen: str = "") -> "EvictingCache":
+        """A cache made as this one, that holds ``layer``; the others as ``vqx.shown.check`` takes them."""
         other = copy.copy(self)
-        other.layer, other.unseen, other._nan, other.turn = layer, "", nan, None
+        other.layer, other.unseen, other._nan, other.turn = layer, unseen, nan, None
         return other
 
     def check_pending(self) -> None:

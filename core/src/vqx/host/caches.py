@@ -120,8 +120,7 @@ def cache_factory(
         before = [LayerInfo(number, queries[0]) for number in range(first)]
         after = [LayerInfo(number, queries[0]) for number in range(first + len(layers), all_layers)]
         methods = methods_for(chain, own, [*before, *layers, *after])[first : first + len(layers)]
-        if any(method.scorer.reads_queries or method.merge is not None for method in methods):
-            watch_attention(model)
+        watch_attention(model)
         share = methods[0].share
         if share is not None and all_layers > len(layers):
             raise ValueError(

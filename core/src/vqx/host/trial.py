@@ -122,6 +122,13 @@ def unbatched(model: nn.Module) -> str:
         batch = empty[0].merge([_filled(*empty, more=more) for more in (1, 2)])
         for _ in range(2):
             _read(batch, *empty[1:], length=1)
+        caches = [each[0].merge([*each]) for each in zip(model.make_cache(), model.make_cache(), strict=True)]
+        for cache in caches:
+            cache.prepare(lengths=[2, 1], right_padding=[0, 1])
+        model(mx.ones((2, 2), mx.int32), cache=caches)
+        for cache in caches:
+            cache.finalize()
+        model(mx.ones((2, 1), mx.int32), cache=caches)
     except (AttributeError, TypeError, ValueError) as error:
         return str(error)
     return ""

@@ -120,7 +120,7 @@ class Batched:
                 values=mx.where(nowhere[..., None], mx.nan, rows.values),
                 columns={name: mx.where(held, mx.nan, column) for name, column in rows.columns.items()},
             )
-            batch.parts[place] = part._replace(layer=part.layer._replace(rows=poisoned))
+            batch._parts[place] = part._replace(layer=part.layer._replace(rows=poisoned))
 
     def _pairs(self) -> Iterator[tuple[EvictingCache, EvictingCache]]:
         batch = self._batch()
