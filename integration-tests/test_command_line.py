@@ -92,6 +92,7 @@ def test_methods_says_what_is_here_and_the_rest_is_available(monkeypatch: pytest
     rows = json.loads(_run("methods", "--json").output)
     assert {"h2o", "tova"} <= {row["method"] for row in rows}
     assert all(row["version"] for row in rows)
+    assert {row["kernel"] for row in rows} == {"its own", "shared"}
     monkeypatch.setattr("vqx.cli.commands.methods._is_here", lambda package: package != "vqx-h2o")
     assert [row["install"] for row in json.loads(_run("methods", "--available", "--json").output)] == [
         "pip install vqx-h2o"

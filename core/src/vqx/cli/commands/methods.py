@@ -46,8 +46,7 @@ def command(available: bool, kernels: bool, as_json: bool) -> None:
 
 def _kernels(rows: list[dict[str, str]]) -> None:
     """Which methods have a kernel of their own, and where kernels run."""
-    own = [{**row, "kernel": "its own" if _has_kernel(row["package"]) else "shared"} for row in rows]
-    table([{name: row[name] for name in ("method", "kernel", "keeps")} for row in own], head=False)
+    table([{name: row[name] for name in ("method", "kernel", "keeps")} for row in rows], head=False)
     click.echo("\nShared ones serve every method that reads attention, and the choice of rows.")
     for line in described():
         click.echo(f"  {line}")
@@ -62,6 +61,7 @@ def _installed() -> list[dict[str, str]]:
     rows = []
     for found in registry.installed():
         row = {"method": found.name, "package": found.distribution, "version": found.version}
+        row["kernel"] = "its own" if _has_kernel(found.distribution) else "shared"
         try:
             spec = registry.load(found.name)
             rows.append({**row, "keeps": spec.summary, "paper": spec.paper})
