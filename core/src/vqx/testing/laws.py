@@ -225,8 +225,7 @@ class MethodLaws:
 
     def test_sequences_join_and_leave_a_batch_and_keep_what_they_keep_alone(self, setting: Setting) -> None:
         tokens = stream("gaussian", shape=Shape(length=80, batch=6))
-        first = [*self.settings, *self.pooled_settings][0]
-        for interval in (1, 4) if setting == first else (1,):
+        for interval in (1, 4) if setting == [*self.settings, *self.pooled_settings][0] else (1,):
             engine = Options(queries="model", interval=interval)
             followed = Batched(self._cache(setting, engine), tokens)
             for number, (together, alone) in enumerate(followed.run()):
