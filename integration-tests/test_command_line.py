@@ -54,6 +54,10 @@ def test_a_wrong_use_exits_with_2_and_names_the_nearest_right_word() -> None:
         ("compare", "hello", "--method", "tova:heads=all"): "choose one of 'layer', 'each'",
         ("generate", "--metod", "h2o"): "did you mean --method?",
         ("serve", "--prot", "8080"): "did you mean --port?",
+        ("eval", "--tasks", "passky"): "Did you mean 'passkey'?",
+        ("plan", "Llama-3.2-3"): "Did you mean 'Llama-3.2-3B'?",
+        ("bench", "--what", "decod"): "Did you mean 'decode'?",
+        ("demo", "--method", "h2o:recent=3"): "vqx compare takes their options",
         ("compare", "", "--method", "h2o"): "the prompt is empty",
         ("compare", "hello", "--model", "./none", "--method", "h2o"): "no such folder",
     }

@@ -7,6 +7,7 @@ it does not name works all the same.
 import difflib
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -26,6 +27,12 @@ def known() -> tuple[Known, ...]:
     """Every package, by name."""
     text = files("vqx").joinpath("known.json").read_text(encoding="utf-8")
     return tuple(Known(**one) for one in json.loads(text))
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: the nearest one, if any is near."""
+    near = difflib.get_close_matches(name, [*known], 1)
+    return f". Did you mean {near[0]!r}?" if near else ""
 
 
 def hint(name: str, here: list[str], kind: str) -> str:

@@ -1,13 +1,15 @@
 """What several commands show alike: tables, and a bar for what takes its time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+EMBEDDED = "embedded"
 WIDE = 160
 """Columns where no terminal sets their number: a line of a file or a pipe is not broken."""
 
@@ -25,6 +27,11 @@ def table(rows: Sequence[Mapping[str, str]], *, head: bool = True) -> None:
     with console.capture() as printed:
         console.print(drawn, highlight=False, markup=False)
     click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+def loading(model: str) -> AbstractContextManager[object]:
+    """A bar while a model is read; one that is fetched first has bars of its own."""
+    return progress("loading") if model == EMBEDDED or Path(model).is_dir() else nullcontext()
 
 
 @contextmanager

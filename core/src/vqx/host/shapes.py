@@ -11,6 +11,7 @@ from mlx.utils import tree_map
 from mlx_lm.utils import _get_classes
 
 from vqx.host.embedded import embedded_config
+from vqx.known import meant
 
 _LLAMA: Mapping[str, Any] = {
     "model_type": "llama",
@@ -67,7 +68,7 @@ def config_of(model: str) -> Mapping[str, Any]:
     if model not in SHAPES and not path.is_file():
         raise ValueError(
             f"model {model!r}: give a folder with a config.json, such a file, or one of"
-            f" {', '.join([EMBEDDED, *SHAPES])}"
+            f" {', '.join([EMBEDDED, *SHAPES])}{meant(model, [EMBEDDED, *SHAPES])}"
         )
     config: Mapping[str, Any] = SHAPES[model] if model in SHAPES else json.loads(path.read_text())
     return config

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from vqx.cli.group import in_words
 from vqx.host.models import EMBEDDED
+from vqx.known import meant
 from vqx.settings import check, settings
 
 from vqx_bench.circumstances import circumstances
@@ -86,7 +87,9 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
         raise ValueError("--plots draws into a folder: say which with --out")
     asked = given["what"].split(",")
     if unknown := [one for one in asked if one not in WHAT]:
-        raise ValueError(f"--what {unknown[0]!r} is not known; choose of {', '.join(WHAT)}")
+        raise ValueError(
+            f"--what {unknown[0]!r} is not known; choose of {', '.join(WHAT)}{meant(unknown[0], WHAT)}"
+        )
     draw = _drawing() if plots else None
     chosen = subject(given["model"], given["part"])
     found: list[Row] = []

@@ -12,6 +12,7 @@ import mlx.nn as nn
 import vqx
 from vqx import Setting
 from vqx.host.models import load_model
+from vqx.known import meant
 from vqx.settings import settings
 
 from vqx_eval.candidates import Engine
@@ -84,9 +85,10 @@ def tasks_named(text: str) -> list[Task]:
     for name in text.replace(",", " ").split():
         here = [task for task in known.values() if name in (task.name, task.group, "all")]
         if not here:
-            groups = sorted({task.group for task in known.values()})
+            groups = [*sorted({task.group for task in known.values()}), "all"]
             raise ValueError(
-                f"no task {name!r}; there are {', '.join(known)}, or {', '.join(groups)}, or all"
+                f"no task {name!r}; there are {', '.join(known)}, or {', '.join(groups)}"
+                + meant(name, [*known, *groups])
             )
         found |= {task.name: task for task in here}
     return list(found.values())

@@ -12,7 +12,7 @@ import numpy as np
 import vqx
 from rich.console import Console
 from vqx.cli.asking import METHOD, json_flag, model_option
-from vqx.cli.showing import progress
+from vqx.cli.showing import loading, progress
 from vqx.settings import label
 
 from vqx_inspect.page import page
@@ -65,7 +65,8 @@ def command(
     from vqx.host.models import load_model
 
     read = text.read() if text else files("vqx_inspect").joinpath("text.txt").read_text(encoding="utf-8")
-    loaded, tokenizer = load_model(model)
+    with loading(model):
+        loaded, tokenizer = load_model(model)
     options: dict[str, Any] = {"budget": budget, **method.options}
     caches = vqx.make_cache(loaded, method.method, **options)
     given = tokenizer.encode(read.strip())

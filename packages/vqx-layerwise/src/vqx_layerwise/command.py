@@ -11,6 +11,7 @@ import click
 import mlx.core as mx
 from vqx.cli.asking import json_flag
 from vqx.cli.group import in_words
+from vqx.cli.showing import loading
 from vqx.fingerprint import fingerprint
 from vqx.host.layers import attention_of, plain_layers
 from vqx.host.models import EMBEDDED, load_model
@@ -51,7 +52,8 @@ def command(
     Then give profile=FILE to the method.
     """
     with in_words():
-        loaded, tokenizer = load_model(model)
+        with loading(model):
+            loaded, tokenizer = load_model(model)
         files = [file for path in texts for file in (sorted(path.glob("*.txt")) if path.is_dir() else [path])]
         read = [file.read_text(encoding="utf-8") for file in files]
         given = samples(read, tokenizer, prompt_tokens, after_tokens)

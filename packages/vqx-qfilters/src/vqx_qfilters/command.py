@@ -10,6 +10,7 @@ import click
 import mlx.nn as nn
 from vqx.cli.asking import json_flag
 from vqx.cli.group import in_words
+from vqx.cli.showing import loading, progress
 from vqx.fingerprint import fingerprint
 from vqx.host.layers import attention_of
 from vqx.host.models import EMBEDDED, load_model
@@ -46,9 +47,11 @@ def command(model: str, out: Path, texts: tuple[Path, ...], as_json: bool) -> No
     Takes seconds: the text, about a thousand tokens, is read once. Then give filters=FILE to the method.
     """
     with in_words():
-        loaded, tokenizer = load_model(model)
+        with loading(model):
+            loaded, tokenizer = load_model(model)
         own = [path.read_text(encoding="utf-8") for path in texts] or [default_text()]
-        found = calibrate(loaded, [tokenizer.encode(text) for text in own])
+        with progress("reading"):
+            found = calibrate(loaded, [tokenizer.encode(text) for text in own])
         save(found, out)
     layers, heads, width = found.directions.shape
     if as_json:

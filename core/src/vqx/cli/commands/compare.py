@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vqx.cli.asking import METHOD, json_flag, model_option, read_prompt
-from vqx.cli.showing import progress, table
+from vqx.cli.showing import loading, progress, table
 from vqx.spec import Setting
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def command(
     from vqx.host.comparing import compared, tokens_of
     from vqx.host.models import load_model
 
-    loaded, tokenizer = load_model(model)
+    with loading(model):
+        loaded, tokenizer = load_model(model)
     read = tokens_of(tokenizer, read_prompt(prompt), raw=raw)
     with progress("full cache", (len(read) + tokens) * (1 + len(methods))) as advance:
         given: dict[str, Any] = {"budget": budget, "tokens": tokens, "chunk": chunk}

