@@ -15,7 +15,7 @@ from vqx.packing import Packing
 from vqx.positions import Rotary
 from vqx.ranking import top
 from vqx.replay import replay
-from vqx.rows import Rows, append, append_bare, filled, move, no_rows, overwrite, pick
+from vqx.rows import Rows, apart, append, append_bare, filled, move, no_rows, overwrite, pick
 from vqx.scorers import Arrivals, Held, Method
 
 WAITING = 32
@@ -481,8 +481,8 @@ def _remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
             )
         queries = mx.concatenate([layer.seen.queries, queries], axis=3)
         origin = (*layer.seen.origin, *origin)
-    if queries.shape[3] > wanted:  # gathered, since a view would keep all of them
-        queries = mx.take(queries, mx.arange(queries.shape[3] - wanted, queries.shape[3]), axis=3)
+    if queries.shape[3] > wanted:  # copied, since a view would keep all of them
+        queries = apart(queries.swapaxes(2, 3), queries.shape[3] - wanted, queries.shape[3]).swapaxes(2, 3)
     kept = Seen(queries, origin[-wanted:], block.scale, block.sinks, logits)
     return layer._replace(seen=kept)
 

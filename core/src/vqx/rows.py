@@ -114,8 +114,7 @@ def move(rows: Rows, slots: mx.array) -> Rows:
     keep = n - m
 
     def moved(column: mx.array, at: mx.array) -> mx.array:
-        # gathered, since a view would keep the buffer from being written in place
-        last = mx.take(column, mx.arange(keep, n), axis=2)
+        last = apart(column, keep, n)  # a view would keep the buffer from being written in place
         return mx.put_along_axis(column, at, last, axis=2)
 
     return Rows(
@@ -124,6 +123,12 @@ def move(rows: Rows, slots: mx.array) -> Rows:
         moved(rows.position, slots)[..., :keep],
         {k: moved(c, slots)[..., :keep] for k, c in rows.columns.items()},
     )
+
+
+def apart(array: mx.array, first: int, end: int) -> mx.array:
+    """A copy of ``array[:, :, first:end]``, joined of two halves: to gather, CUDA compiles a kernel first."""
+    middle = (first + end) // 2
+    return mx.concatenate([array[:, :, first:middle], array[:, :, middle:end]], axis=2)
 
 
 def overwrite(rows: Rows, slot: mx.array, new: Rows) -> Rows:
