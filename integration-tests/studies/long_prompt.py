@@ -1,4 +1,4 @@
-"""A prompt of 32,768 tokens that evicts at every chunk, in one process: live arrays, graph and memory stay put.
+"""A prompt of 32,768 tokens that evicts at every chunk: live arrays, graph and memory stay put.
 
 A random llama of 30 narrow layers, as many as SmolLM2 has; the graph is counted before each evaluation, as
 mlx-lm evaluates every cache's state after a chunk, and arrays by what Python still holds.
