@@ -6,14 +6,21 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from vqx.testing import Shape, decoded
+from vqx_kernels import Asked, Guard, Method, Rule, step
 from vqx_kernels.testing import emulated
+from vqx_keyformer.kernel import RANK
 
 OPTIONS: list[dict[str, Any]] = [{}, {"tau": 0.0}, {"noise": "logit", "recent": 8}]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize("queries", ["model", "keys"])
+CASES = [
+    *(("model", mx.float32, options) for options in OPTIONS),
+    ("model", mx.bfloat16, OPTIONS[0]),
+    ("keys", mx.float32, OPTIONS[0]),
+]
+
+
+@pytest.mark.parametrize(("queries", "dtype", "options"), CASES)
 def test_the_kernel_keeps_what_mlx_operations_keep(
     queries: Any, dtype: mx.Dtype, options: dict[str, Any]
 ) -> None:
@@ -36,3 +43,22 @@ def test_an_emulated_device_has_the_bits_of_the_host(target: str) -> None:
         assert found.chosen == wanted.chosen > 0
         assert np.array_equal(found.position, wanted.position)
         assert all(np.array_equal(found.columns[name], wanted.columns[name]) for name in wanted.columns)
+
+
+@pytest.mark.parametrize("target", ["host", "cuda"])
+def test_at_tau_0_the_bits_are_those_of_the_mass_alone(target: str) -> None:
+    made = np.random.default_rng(4)
+    queries, keys = (
+        mx.array(made.normal(size=(1, 2, *s)).astype(np.float32)) for s in ((3, 1, 36), (70, 36))
+    )
+    mass, noise = (mx.array(made.random((1, 2, 70)).astype(np.float32)) for _ in range(2))
+    position = mx.broadcast_to(mx.arange(70, dtype=mx.int32), (1, 2, 70))
+    asked, rule, guard = Asked(queries, keys, position, 69, 1 / 6), Rule("nothing"), Guard(4, 8)
+    alone = Method("alone", "score = mass[at] + gained;\nmass_out[at] = score;", ("mass",), ("mass",))
+    with emulated():
+        ranked = step(target, asked, rule, RANK, {"mass": mass, "noise": noise}, guard, (0.0,))
+        plain = step(target, asked, rule, alone, {"mass": mass}, guard)
+        noisy = step(target, asked, rule, RANK, {"mass": mass, "noise": noise}, guard, (2.0,))
+    for found, wanted in ((ranked.ranked, plain.ranked), (ranked.written["mass"], plain.written["mass"])):
+        assert np.array_equal(np.array(found), np.array(wanted))
+    assert not np.array_equal(np.array(noisy.ranked), np.array(plain.ranked))
