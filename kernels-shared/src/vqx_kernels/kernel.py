@@ -16,8 +16,6 @@ THREADS = 256
 """Threads of a block: few enough for the registers of any Apple GPU, and the order of every sum."""
 
 Outputs: TypeAlias = Sequence[tuple[tuple[int, ...], mx.Dtype]]
-Build: TypeAlias = Any
-"""``mx.fast.metal_kernel``, ``mx.fast.cuda_kernel``, or what takes their place in a test."""
 
 
 def run(
@@ -52,7 +50,6 @@ def launch(
     rows: int,
     parts: int,
     outputs: Outputs,
-    **more: Any,
 ) -> list[mx.array]:
     """Call what ``mx.fast.metal_kernel`` or ``mx.fast.cuda_kernel`` returned."""
     results: list[mx.array] = kernel(
@@ -62,7 +59,6 @@ def launch(
         threadgroup=(THREADS, 1, 1),
         output_shapes=[shape for shape, _ in outputs],
         output_dtypes=[dtype for _, dtype in outputs],
-        **more,
     )
     return results
 

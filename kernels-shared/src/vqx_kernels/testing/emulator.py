@@ -9,7 +9,6 @@ import ctypes
 import functools
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -197,8 +196,3 @@ def _memory(array: mx.array, strided: bool) -> tuple[Any, tuple[int, ...]]:
 
 def _to_mlx(array: Any, dtype: mx.Dtype) -> mx.array:
     return mx.array(array).view(mx.bfloat16) if dtype == mx.bfloat16 else mx.array(array)
-
-
-def folder_of_engine() -> Path:
-    """Where the engine's sources stand, for a build with ThreadSanitizer."""
-    return HERE
