@@ -271,6 +271,16 @@ class EvictingCache:
         if self.allotment is not None:
             self.allotment.show(self.number, shown)
 
+    @property
+    def keys(self) -> mx.array | None:
+        """The buffer of keys: models split by layers tie what they send to the last layer's."""
+        return None if self._layer is None else self._layer.rows.keys
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        layer = self._held()
+        self._layer = layer._replace(rows=layer.rows._replace(keys=keys))
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of N new tokens: None, ``"causal"``, or booleans ``[N, rows + N]``.
 

@@ -161,6 +161,16 @@ class ReversibleCache:
         late = mx.broadcast_to(late, (batch, heads, count))
         return late if layer is None else mx.concatenate([layer.rows.position, late], axis=2)
 
+    @property
+    def keys(self) -> mx.array | None:
+        """As of ``vqx.EvictingCache``."""
+        return None if self._waiting is None else self._waiting.keys
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        if self._waiting is not None:
+            self._waiting = self._waiting._replace(keys=keys)
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of N new tokens; several are masked anew where they would see different rows."""
         if self.turn is not None:

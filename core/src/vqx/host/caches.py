@@ -117,9 +117,9 @@ def cache_factory(
             for n, q, group in zip(evicting, queries, groups, strict=True)
         ]
         # of a model that is split by layers the others count too: budgets may differ from layer to layer
-        before = [LayerInfo(number, queries[0]) for number in range(first)]
-        after = [LayerInfo(number, queries[0]) for number in range(first + len(layers), all_layers)]
-        methods = methods_for(chain, own, [*before, *layers, *after])[first : first + len(layers)]
+        others = [layers[0]._replace(number=number) for number in range(all_layers)]
+        others[first : first + len(layers)] = layers
+        methods = methods_for(chain, own, others)[first : first + len(layers)]
         watch_attention(model)
         share = methods[0].share
         if share is not None and all_layers > len(layers):

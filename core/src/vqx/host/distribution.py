@@ -20,7 +20,8 @@ def mean_over(group: Any) -> Callable[[mx.array], mx.array]:
     """The mean over the processes of a group, which hold equal parts."""
 
     def across(score: mx.array) -> mx.array:
-        return mx.distributed.all_sum(score, group=group) / group.size()
+        mean: mx.array = mx.distributed.all_sum(score, group=group) / group.size()
+        return mean
 
     return across
 
@@ -31,7 +32,7 @@ def share_of_layers(model: nn.Module, evicting: Sequence[int]) -> tuple[int, int
     Raises:
         ValueError: layers with other caches beside, whose numbers in the whole model cannot be told.
     """
-    text = getattr(model, "model", model)
+    text: Any = getattr(model, "model", model)
     if getattr(text, "pipeline_size", 1) == 1:
         return 0, len(evicting)
     if len(own_caches(model)) != len(evicting):

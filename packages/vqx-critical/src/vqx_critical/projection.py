@@ -6,6 +6,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+DENSE = nn.Linear, nn.ShardedToAllLinear
+QUANTIZED = nn.QuantizedLinear, nn.QuantizedShardedToAllLinear
+"""Projections that are read: of one process, or its part where several share the heads."""
+
 TILE = 2**23
 """Numbers of projected values held at once (32 MiB of float32)."""
 
@@ -30,7 +34,7 @@ def outputs(attention: Any, number: int) -> Callable[[mx.array], mx.array]:
             f"layer {number}: critical weighs values by the output projection, and this attention makes its"
             " values from the latent rows held; use the method inside it alone"
         )
-    if type(attention.o_proj) not in (nn.Linear, nn.QuantizedLinear):
+    if type(attention.o_proj) not in (*DENSE, *QUANTIZED):
         raise ValueError(
             f"layer {number}: critical reads o_proj as nn.Linear or nn.QuantizedLinear, and this one is"
             f" {type(attention.o_proj).__name__}; fuse adapters into the model first"
@@ -58,7 +62,7 @@ def outputs(attention: Any, number: int) -> Callable[[mx.array], mx.array]:
 
 def _by_head(layer: Any, width: int) -> tuple[Callable[[mx.array], mx.array], int, int]:
     """Values ``[B, Hq, S, Dv]`` through each head's columns of W_O; its outputs and its heads."""
-    hidden, quantised = layer.weight.shape[0], isinstance(layer, nn.QuantizedLinear)
+    hidden, quantised = layer.weight.shape[0], isinstance(layer, QUANTIZED)
     inputs = layer.scales.shape[1] * layer.group_size if quantised else layer.weight.shape[1]
     heads = inputs // width if inputs % width == 0 else 0
 
