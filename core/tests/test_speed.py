@@ -203,3 +203,23 @@ def test_a_row_is_written_in_place_and_the_cache_is_never_copied(scorer: Scorer)
         assert mx.get_peak_memory() - before < buffer / 2
         assert abs(mx.get_active_memory() - before) < 2**14
     assert cache.layer.rows.keys.shape[2] == 2049
+
+
+@pytest.mark.parametrize("scorer", [ALIKE, LATEST, accumulated()], ids=["alike", "window", "mass"])
+def test_between_two_cuts_a_token_is_written_and_nothing_else(scorer: Scorer) -> None:
+    """Two writes and two views, as in mlx-lm's KVCache; what the scorer wants waits for the cut."""
+    cache = EvictingCache(Method(scorer, 64, n_sink=4), Options(queries="model", interval=8))
+    mx.eval(forward(cache, 80))
+    counted = []
+    for _ in range(32):
+        queries = mx.zeros((1, HEADS * GROUP, 1, WIDTH))
+        keys, values = mx.random.normal((2, 1, HEADS, 1, WIDTH))
+        mx.eval(queries, keys, values)
+        read = cache.update_and_fetch(keys, values)
+        cache.observe(queries, read[0], 0.125, None, None)
+        counted.append(operations([*read]))
+        mx.eval(*read)
+    usual = [count for number, count in enumerate(counted) if number % 8 not in (0, 7)]
+    assert set(usual) == {4}
+    assert min(counted[0::8]) > 10, "no cut was made where one was due"
+    assert cache.tokens_seen == 112

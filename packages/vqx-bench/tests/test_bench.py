@@ -14,7 +14,7 @@ from vqx_bench.command import command
 from vqx_bench.filling import fill, sizes_of, update
 from vqx_bench.measuring import alternate
 from vqx_bench.report import report
-from vqx_bench.runs import Row, Setting, bytes_read, context, decode, prompt, update_alone
+from vqx_bench.runs import Row, Setting, bytes_read, context, decode, graph, prompt, update_alone
 from vqx_bench.witness import named, rows_kept, scoring
 
 SHORT = Setting(steps=4, rounds=2, batch=2)
@@ -42,10 +42,10 @@ def test_runs_alternate_and_the_first_round_does_not_count() -> None:
     assert found["b"].ratio == 2.0  # of 2, 1/3 and 2
 
 
-@pytest.mark.parametrize("run", [decode, update_alone], ids=["decode", "update"])
+@pytest.mark.parametrize("run", [decode, graph, update_alone], ids=["decode", "graph", "update"])
 def test_a_step_is_timed_with_full_caches(run: Any, tiny: Subject, contenders: list[Contender]) -> None:
     sizes = sizes_of(tiny.model)
-    subject = (tiny,) if run is decode else ()
+    subject = () if run is update_alone else (tiny,)
     rows = {row.contender: row for row in run(*subject, sizes, contenders, 32, SHORT)}
     assert rows["RotatingKVCache"].measured.ratio == 1.0
     assert rows["toy:interval=1"].rows == 32

@@ -19,11 +19,11 @@ from vqx_bench.circumstances import circumstances
 from vqx_bench.contenders import Contender, evicting, peers, plain, rotating
 from vqx_bench.filling import sizes_of
 from vqx_bench.report import report
-from vqx_bench.runs import Row, Setting, context, decode, prompt, update_alone
+from vqx_bench.runs import Row, Setting, context, decode, graph, prompt, update_alone
 from vqx_bench.shapes import SHAPES, Subject, subject
 
 WIDTH = 140
-WHAT = ("decode", "update", "prompt", "context")
+WHAT = ("decode", "graph", "update", "prompt", "context")
 HELP = {
     "model": f"'embedded', what mlx_lm.load takes, or random weights of a shape: {', '.join(SHAPES)}.",
     "part": "Of the model: the whole, or the attention of its layers alone.",
@@ -144,6 +144,8 @@ def _rows(asked: list[str], chosen: Subject, given: dict[str, Any]) -> Iterator[
             every = [plain(model), rotating(model, rows), *bounded]
             if "decode" in asked:
                 yield from decode(chosen, sizes, every, rows, how)
+            if "graph" in asked:
+                yield from graph(chosen, sizes, every, rows, how)
             if "update" in asked:
                 yield from update_alone(sizes, every, rows, how)
             for tokens in lengths:

@@ -6,12 +6,14 @@ from vqx_bench.runs import Row
 
 TITLES = {
     "decode": "A decode step, against RotatingKVCache of as many rows",
+    "graph": "What a decode step asks of Python, against RotatingKVCache of as many rows",
     "update": "The caches' update alone, against RotatingKVCache of as many rows",
     "prompt": "A prompt, against plain KVCache",
     "context": "A decode step after a long text, against the full cache",
 }
 NOTES = {
     "decode": "Milliseconds a step (least to most over rounds); ratios are medians of the rounds' ratios.",
+    "graph": "Milliseconds to write a step's graph down, which nothing evaluates meanwhile, and the ratio.",
     "update": "Milliseconds for all layers (least to most over rounds), and the ratio.",
     "prompt": "Milliseconds for the whole prompt, the ratio, and the peak of memory above what was held.",
     "context": "Reached: of the speed-up that the bytes allow (weights and all rows over weights and rows"

@@ -1,5 +1,6 @@
-"""What is timed: a decode step, the update of the caches alone, a prompt, a long context cut short."""
+"""What is timed: a decode step, its graph alone, the caches' update alone, a prompt, a long context."""
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -60,6 +61,30 @@ def decode(
     for one in contenders:
         kept = rows_kept(running[one.label], rows, one.bounded)
         yield Row("decode", how.batch, kept, tokens, one.label, found[one.label], kernels[one.label])
+
+
+def graph(
+    subject: Subject, sizes: Sequence[Sizes], contenders: Sequence[Contender], rows: int, how: Setting
+) -> Iterator[Row]:
+    """What a decode step asks of Python alone: its graph is written down, and evaluated outside the clock."""
+    tokens = rows + rows // 8
+    filled = {one.label: tokens if one.bounded else rows for one in contenders}
+    running, kernels = _filled(sizes, contenders, how.batch, filled)
+    token = mx.zeros((how.batch, 1), mx.int32)
+
+    def steps(name: str) -> float:
+        spent = 0.0
+        for _ in range(how.steps):
+            start = time.perf_counter()
+            logits = subject.step(token, running[name])
+            spent += time.perf_counter() - start
+            mx.eval(logits)
+        return spent / how.steps * 1e3
+
+    found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
+    for one in contenders:
+        kept = rows_kept(running[one.label], rows, one.bounded)
+        yield Row("graph", how.batch, kept, tokens, one.label, found[one.label], kernels[one.label])
 
 
 def update_alone(
