@@ -251,7 +251,7 @@ def release(session: nox.Session) -> None:
 @nox.session(requires=["wheels"])
 def docs(session: nox.Session) -> None:
     """The site, without a warning: pages, links within it, the reference of every package (build/html)."""
-    _sphinx(session, "html", "-W", "--keep-going")
+    _sphinx(session, "html", "-E", "-W", "--keep-going")
 
 
 @nox.session(default=False, requires=["wheels"])

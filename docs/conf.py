@@ -47,7 +47,7 @@ CONTENTS = {
     "First": ["start", "choose", "command-line"],
     "Methods": ["comparison", "methods", "evidence", "peers"],
     "How it works": ["how-it-works", "garbled-prompts", "kernels", "speed"],
-    "The host": ["host", "server", "memory", "coverage"],
+    "The host": ["host", "coverage"],
     "Write a method": ["write-a-method", "testing"],
     "More": ["migration", "reference", "changelogs"],
 }
