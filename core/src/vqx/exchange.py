@@ -6,6 +6,7 @@ kernels, and compiling those takes longer than most conversations. A scorer that
 cannot be recorded, and is run as it is.
 """
 
+import functools
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -15,8 +16,10 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import mlx.core as mx
 
 from vqx import kernels
-from vqx.layer import Each, Layer, Plan, Seen, Waiting, begun, caught_up, settle
+from vqx.layer import Each, Layer, Plan, Seen, Waiting, admit, begun, caught_up, settle, wait, watch
+from vqx.options import Options
 from vqx.rows import Rows, append, overwrite
+from vqx.scorers import Method, accumulated
 
 Replay: TypeAlias = Callable[..., list[mx.array]]
 
@@ -64,11 +67,44 @@ def alike(plan: Plan, layer: Layer) -> bool:
 
 
 def recordable(plan: Plan) -> bool:
-    """Whether a plan's step is one of arrays alone, as far as can be told before."""
+    """Whether a plan's step is one of arrays alone, as far as can be told before, on a device that can."""
     scorer, share = plan.method.scorer, plan.method.share
-    return (
-        plan.defers and plan.packing is None and plan.across is None and scorer.note is None and share is None
-    )
+    plain = plan.defers and plan.packing is None and plan.across is None
+    if not plain or scorer.note is not None or share is not None:
+        return False
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return mx.default_device() == mx.cpu or tried(str(mx.default_device()))
+
+
+@functools.cache
+def tried(device: str) -> bool:
+    """Whether a recorded step keeps on a device what the step as it is keeps: tried once, in small.
+
+    On a CPU the tests say so; a GPU has its own kernels, drivers and versions.
+    """
+    plan = Plan(Method(accumulated(), 16, n_sink=2, recent=2), Options(queries="model"))
+    tokens = mx.random.normal((3, 1, 2, 20 + 4 * ALIKE, 32), key=mx.random.key(0))
+    try:
+        one, other = (_kept(plan, tokens, recorder) for recorder in (None, Recorder(plan)))
+        return bool(mx.array_equal(one, other).item())
+    except Exception:  # whatever a driver or compiler says
+        return False
+
+
+def _kept(plan: Plan, tokens: mx.array, recorder: "Recorder | None") -> mx.array:
+    """Positions left of a prompt of 20 tokens and of those after it."""
+    queries, keys, values = tokens[..., :20, :]
+    layer = watch(plan, admit(plan, None, keys, values, 0), queries[:, :, None], scale=0.2)
+    for at in range(20, tokens.shape[3]):
+        queries, keys, values = tokens[..., at : at + 1, :]
+        again = None
+        if recorder is not None and alike(plan, layer):
+            again = recorder.exchange(layer, keys, values)
+        layer = wait(plan, again or admit(plan, layer, keys, values, at), queries, 0.2, None)
+    if recorder is not None and not recorder.recorded:
+        raise RuntimeError("nothing was recorded")
+    return mx.sort(caught_up(plan, layer).rows.position, axis=-1)
 
 
 class Recorder:
