@@ -189,7 +189,8 @@ def integration(session: nox.Session) -> None:
     folder = ROOT / "integration-tests"
     with _elsewhere(session):
         elsewhere = [f"--ignore={folder / name}" for name in ("test_newcomer.py", "test_first_steps.py")]
-        _pytest(session, *PARALLEL, folder, *elsewhere, *session.posargs)
+        _pytest(session, *PARALLEL, "-m", "not alone", folder, *elsewhere, *session.posargs)
+        _pytest(session, "-m", "alone", folder, *elsewhere)
 
 
 @nox.session(default=False, requires=["wheels"])

@@ -142,6 +142,7 @@ def test_rows_positions_and_memory_do_not_grow_while_tokens_are_generated(
     assert mx.get_peak_memory() - active < most
 
 
+@pytest.mark.alone
 def test_a_token_takes_about_as_long_as_with_a_ring_buffer_of_the_same_size(
     embedded: Any, after_a_prompt: dict[str, list[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
