@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator
 from subjects import NATURES, REPRESENTATIVES, caches_of
+from tiny_models.build import tiny_model
 from vqx import Options
+from vqx.host.trial import unbatched
 from vqx.testing import remaining
 
 ENGINES = {
@@ -174,3 +176,20 @@ def test_caches_made_in_different_ways_are_not_read_in_one_batch(model: Any) -> 
         one[0].merge([one[0], other[0]])
     same = vqx.make_cache(model, "h2o", budget=24)
     assert len(one[0].merge([one[0], same[0]])) == 2
+
+
+def test_a_method_that_takes_the_newest_position_for_one_number_has_no_batches(model: Any) -> None:
+    score = vqx.Scorer(score=lambda held: held.position * (2 if held.newest > 3 else 1))
+
+    def fresh() -> list[Any]:
+        return [vqx.EvictingCache(vqx.Method(score, BUDGET), Options(queries="model")) for _ in model.layers]
+
+    assert "array" in unbatched(model, fresh)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_bigcode", "phi3small"])
+def test_a_model_that_reads_no_batches_has_caches_without_merge(name: str) -> None:
+    caches = vqx.make_cache(tiny_model(name), "tova", budget=BUDGET)
+    assert not any(hasattr(cache, "merge") for cache in caches)
+    with pytest.raises(AttributeError, match="layer 0: no batches, since"):
+        _ = caches[0].merge

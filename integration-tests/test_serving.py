@@ -19,7 +19,6 @@ from click.testing import CliRunner
 from mlx.utils import tree_flatten
 from serving import Server, served
 from vqx.cli import main
-from vqx.host.trial import check_evicts, unbatched
 
 BUDGET, INTERVAL = 24, 3
 EVICTING = ["--method", f"h2o:interval={INTERVAL}", "--budget", str(BUDGET), "--prefill-step-size", "16"]
@@ -145,30 +144,6 @@ def test_a_method_that_fails_at_its_first_eviction_is_refused_before_the_server_
     ended = run("serve", "--method", "kvzip", "--model", str(folder), "--budget", "32")
     assert (ended.returncode, "before the model repeated its context" in ended.stderr) == (2, True)
     assert "Traceback" not in ended.stderr
-
-
-def test_what_cannot_be_read_in_batches_is_found_before_it_is_served(make_llama: Any) -> None:
-    model = make_llama()
-
-    def told(method: str) -> str:
-        vqx.attach(model, method, budget=BUDGET)
-        check_evicts(model)
-        return unbatched(model)
-
-    assert told("h2o") == ""
-    assert "heads share a budget" in told("ada(h2o)")
-
-    # it takes the newest position for one number
-    score = vqx.Scorer(score=lambda held: held.position * (2 if held.newest > 3 else 1))
-
-    def counting() -> list[vqx.EvictingCache]:
-        method = vqx.Method(score, BUDGET)
-        return [vqx.EvictingCache(method, vqx.Options(queries="model")) for _ in model.layers]
-
-    vqx.detach(model)
-    object.__setattr__(model, "make_cache", counting)
-    check_evicts(model)
-    assert unbatched(model) != ""
 
 
 def test_generate_writes_what_mlx_lm_writes_with_the_same_caches(folder: Path) -> None:

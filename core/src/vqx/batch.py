@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from vqx import joined
 from vqx.allotment import Allotment
-from vqx.layer import Layer, Plan, admit, dense, settle, stand_ins, watch
+from vqx.layer import Layer, Plan, admit, caught_up, dense, settle, stand_ins, watch
 from vqx.parts import Part, causal, of_each, seen_by, side_by_side, split
 from vqx.saved import Recipe
 from vqx.shown import check, unusable
@@ -74,18 +74,18 @@ class EvictingBatch:
     @property
     def tokens_seen(self) -> tuple[int, ...]:
         """Of each sequence."""
-        one = self._one  # another thread may ask
+        one, parts = self._one, self._parts  # another thread may ask, so nothing is changed here
         if one is not None:
             return (one.tokens_seen,) * len(self)
-        return self._of_each(lambda layer: joined.each_of(layer).tokens_seen)
+        return _of_layers(parts, lambda layer: joined.each_of(layer).tokens_seen)
 
     @property
     def tokens_kept(self) -> tuple[int, ...]:
         """Of each sequence, the rows that remain for the next forward."""
-        one = self._one
+        one, parts = self._one, self._parts
         if one is not None:
             return (one.tokens_kept,) * len(self)
-        return self._of_each(lambda layer: joined.rows_after(self.plan, layer))
+        return _of_layers(parts, lambda layer: joined.rows_after(self.plan, layer))
 
     @property
     def offset(self) -> int | mx.array:
@@ -337,12 +337,7 @@ class EvictingBatch:
         return tuple(n - own for n, own in zip(held, new, strict=True))
 
     def _held(self) -> tuple[int, ...]:
-        return self._of_each(lambda layer: joined.each_of(layer).rows)
-
-    def _of_each(self, of: Callable[[Layer], tuple[int, ...]]) -> tuple[int, ...]:
-        return of_each(
-            self.parts, lambda part: (0,) * len(part.members) if part.layer is None else of(part.layer)
-        )
+        return _of_layers(self.parts, lambda layer: joined.each_of(layer).rows)
 
     def _any(self) -> Layer:
         found = [part.layer for part in self.parts if part.layer is not None]
@@ -394,7 +389,8 @@ class EvictingBatch:
         if not part.new:
             return part
         start = 0 if part.layer is None else part.layer.tokens_seen
-        return part._replace(layer=admit(self.plan, part.layer, part.own(keys), part.own(values), start))
+        layer = admit(self.plan, part.layer, part.own(keys), part.own(values), start)
+        return part._replace(layer=caught_up(self.plan, layer))
 
     def _stand_in(self, part: Part, keys: mx.array) -> Part:
         """Keys in the place of the part's queries."""
@@ -404,6 +400,11 @@ class EvictingBatch:
         mask = joined.padding(joined.each_of(layer).rows) if layer.each is not None else "causal"
         watched = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5, mask=mask)
         return part._replace(layer=watched)
+
+
+def _of_layers(parts: Sequence[Part], of: Callable[[Layer], tuple[int, ...]]) -> tuple[int, ...]:
+    """A number of each sequence; 0 of those without a token."""
+    return of_each(parts, lambda part: (0,) * len(part.members) if part.layer is None else of(part.layer))
 
 
 def unfit(plan: Plan, allotment: Allotment | None) -> str:

@@ -87,6 +87,7 @@ class EvictingCache:
         self.updated = updated
         self.allotment = allotment
         self.recipe = recipe
+        self.apart: Callable[[], str] = str  # why its model reads no batches; empty where it does
         self._layer: Layer | None = None
         self._spare = 0  # tokens that need nothing but room, as far as is known
         self._shapes: tuple[Any, Any] = ((), ())  # of one token's keys and values
@@ -417,7 +418,7 @@ class EvictingCache:
             AttributeError: what the method does cannot be done in one batch; mlx-lm's server then reads one
                 sequence at a time.
         """
-        if why := unfit(self.plan, self.allotment):
+        if why := unfit(self.plan, self.allotment) or self.apart():
             raise AttributeError(f"layer {self.number}: no batches, since {why}")
         return EvictingBatch
 

@@ -1,5 +1,6 @@
 """Evicting caches for a model of mlx-lm: built fresh for each call, attached to a model, detached again."""
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
@@ -16,7 +17,7 @@ from vqx.host.recipes import know, recipe_of
 from vqx.host.residuals import watch_residuals
 from vqx.host.reversing import reversible
 from vqx.host.rotaries import rotaries
-from vqx.host.trial import check_budgets, check_lanes, hidden_queries, packings_for
+from vqx.host.trial import check_budgets, check_lanes, hidden_queries, packings_for, unbatched
 from vqx.host.watching import expect, watch_arithmetic, watch_attention
 from vqx.options import Options, Queries, one_of
 from vqx.packing import Packing
@@ -154,9 +155,13 @@ def cache_factory(
                     packing=packings.get(number),
                     across=None if group is None else mean_over(group),
                 )
-                caches[number].turn = turn
+                caches[number].turn, caches[number].apart = turn, apart
                 turn.join(caches[number])
             return caches
+
+        @functools.cache
+        def apart() -> str:
+            return unbatched(model, fresh)
 
         return fresh
 

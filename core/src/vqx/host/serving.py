@@ -20,7 +20,7 @@ from mlx_lm.server import APIHandler, ModelProvider
 from vqx.batch import EvictingBatch
 from vqx.cache import EvictingCache
 from vqx.host.mains import Eviction, evicting, kept, replaced
-from vqx.host.trial import check_evicts, unbatched
+from vqx.host.trial import check_evicts
 
 ROUTE = "/v1/vqx"
 
@@ -90,10 +90,7 @@ class _Serving:
             def _load(self, *paths: Any) -> None:
                 super()._load(*paths)  # type: ignore[no-untyped-call]
                 model: Any = self.model
-                why = "" if not self.is_batchable else unbatched(model)
-                if why:
-                    self.is_batchable = False
-                budgets = serving.budgets(model)
+                budgets, why = serving.budgets(model), "" if self.is_batchable else _apart(model)
                 logging.info(
                     "vqx: %s; %d layers evict, %s rows each; requests are read %s",
                     serving.eviction.label,
@@ -160,6 +157,17 @@ class _Serving:
             "prompt_cache": {"sequences": len(prefixes), "bytes": prefixes.nbytes},
             "memory": {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()},
         }
+
+
+def _apart(model: nn.Module) -> str:
+    """Why its caches have no ``merge``; empty where they have."""
+    for cache in model.make_cache():
+        if isinstance(cache, EvictingCache):
+            try:
+                _ = cache.merge
+            except AttributeError as error:
+                return str(error)
+    return ""
 
 
 def _leave_at_once(code: int) -> None:

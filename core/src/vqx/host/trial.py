@@ -4,7 +4,8 @@ A forward builds a graph and nothing is evaluated, so a trial takes some
 hundredths of a second, whatever the model's size. Only heads that share a budget are tried in earnest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -108,36 +109,48 @@ def check_evicts(model: nn.Module) -> None:
     Raises:
         ValueError: as the method does.
     """
-    empty = _tried(model)
+    empty = _tried(model, model.make_cache)
     if empty is not None:
         _filled(*empty, more=1)
 
 
-def unbatched(model: nn.Module) -> str:
-    """Why sequences cannot be read in one batch with the caches attached to a model; empty where they can."""
-    empty = _tried(model)
+def unbatched(model: nn.Module, fresh: Callable[[], list[Any]]) -> str:
+    """Why sequences cannot be read in one batch with these caches; empty where they can.
+
+    The method is tried on rows of zeros at two lengths, the model on as many sequences as no other size is.
+    """
+    empty = _tried(model, fresh)
     if empty is None:
-        return "layers share their rows"
+        return "no layer of the model holds rows of its own"
     try:
-        batch = empty[0].merge([_filled(*empty, more=more) for more in (1, 2)])
+        batch = EvictingBatch([_filled(*empty, more=more) for more in (1, 2)])
         for _ in range(2):
             _read(batch, *empty[1:], length=1)
-        caches = [each[0].merge([*each]) for each in zip(model.make_cache(), model.make_cache(), strict=True)]
-        for cache in caches:
-            cache.prepare(lengths=[2, 1], right_padding=[0, 1])
-        model(mx.ones((2, 2), mx.int32), cache=caches)
-        for cache in caches:
-            cache.finalize()
-        model(mx.ones((2, 1), mx.int32), cache=caches)
+        many = empty[2].shape[1] + 1
+        caches = [_together(each) for each in zip(*(fresh() for _ in range(many)), strict=True)]
+        for length, lengths in ((2, [2] + [1] * (many - 1)), (1, [1] * many)):
+            for cache in caches:
+                cache.prepare(lengths=lengths, right_padding=[length - own for own in lengths])
+            model(mx.ones((many, length), mx.int32), cache=caches)
+            for cache in caches:
+                cache.finalize()
     except (AttributeError, TypeError, ValueError) as error:
         return str(error)
     return ""
 
 
-def _tried(model: nn.Module) -> tuple[EvictingCache, mx.array, mx.array, mx.array] | None:
+def _together(caches: Sequence[Any]) -> Any:
+    """The cache of a batch; ours without asking whether they can be, which is what is tried."""
+    first = caches[0]
+    return EvictingBatch(caches) if isinstance(first, EvictingCache) else first.merge([*caches])
+
+
+def _tried(
+    model: nn.Module, fresh: Callable[[], list[Any]]
+) -> tuple[EvictingCache, mx.array, mx.array, mx.array] | None:
     """The cache that is full first, empty, with a token's queries, keys and values; None where layers decide
     together when they are full."""
-    caches = model.make_cache()
+    caches = fresh()
     model(mx.ones((1, 1), mx.int32), cache=caches)
     seen = [cache for cache in _evicting(caches) if cache.layer is not None and cache.allotment is None]
     if not seen:
@@ -154,6 +167,8 @@ def _filled(
 ) -> EvictingCache:
     """A cache that read ``more`` tokens than it may keep, and then three one by one."""
     cache, plan = empty.another(None), empty.plan
+    # a prompt that is replayed token by token would be worked through in earnest
+    cache.plan = plan._replace(options=replace(plan.options, cadence="block"))
     for length in (plan.method.budget + plan.options.interval + more, 1, 1, 1):
         _read(cache, queries, keys, values, length=length)
     return cache

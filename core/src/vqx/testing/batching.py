@@ -19,6 +19,8 @@ SCHEDULE: Sequence[tuple[str, tuple[int, ...]]] = (
     ("decode", (6,)),
     ("join", (1, 0)),
     ("read", (0, 1, 3, 18, 6)),
+    ("read", (1, 1, 2, 0, 1)),  # tokens one by one that are not all sequences'
+    ("read", (1, 1, 0, 2, 1)),
     ("decode", (9,)),
     ("leave", (0,)),
     ("decode", (3,)),
