@@ -15,6 +15,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from tiny_models.build import tiny_model
 from tiny_models.oracle import Oracle, record
+from vqx.host.layers import plain_layers
 
 LENGTHS = (9, 1, 1, 6, 1, 1, 1, 1)
 BUDGET, AMPLE = 6, 64
@@ -54,7 +55,7 @@ def verdict(file: str) -> Verdict | None:
         own = read(model, make_prompt_cache(model))
     except (RuntimeError, ValueError) as error:
         return Verdict(file, note=f"does not run here, whatever the caches: {error}")
-    rows = _rows(make_prompt_cache(model))
+    rows = _rows(model)
     if rows.startswith("no layer"):
         with pytest.raises(ValueError, match="no plain key-value cache"):
             make(model)
@@ -133,11 +134,13 @@ def _allowed(model: nn.Module, own: list[mx.array], **options: Any) -> str:
     return "yes"
 
 
-def _rows(caches: list[Any]) -> str:
-    kinds = [type(cache).__name__ for cache in caches]
+def _rows(model: nn.Module) -> str:
+    kinds = [type(cache).__name__ for cache in make_prompt_cache(model)]
     others = " and ".join(sorted({KINDS.get(kind, kind) for kind in kinds if kind != "KVCache"}))
     if "KVCache" not in kinds:
         return f"no layer: {others} caches"
+    if len(plain_layers(model)) < kinds.count("KVCache"):
+        return "all but the last, whose rows other layers count"
     return f"all but {others} layers" if others else "every layer"
 
 

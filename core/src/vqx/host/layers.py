@@ -20,8 +20,13 @@ def own_caches(model: nn.Module) -> list[Any]:
 
 
 def plain_layers(model: nn.Module) -> list[int]:
-    """The numbers of the caches that hold plain keys and values: those that can evict."""
-    return [number for number, cache in enumerate(own_caches(model)) if type(cache) is KVCache]
+    """The numbers of the caches that hold plain keys and values: those that can evict.
+
+    Layers that read the last cache's rows again (afm7) take a query's position from their number: it stays.
+    """
+    caches = own_caches(model)
+    counted = bool(getattr(getattr(model, "model", None), "kv_reuse_layers", None))
+    return [n for n, cache in enumerate(caches[: len(caches) - counted]) if type(cache) is KVCache]
 
 
 def caches_with(model: nn.Module, plain: Callable[[int], Any]) -> list[Any]:
