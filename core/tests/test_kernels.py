@@ -9,7 +9,7 @@ from vqx import attention, kernels
 from vqx.attention import Block
 
 vqx_kernels = pytest.importorskip("vqx_kernels")
-emulated = pytest.importorskip("vqx_kernels.testing").emulated
+testing = pytest.importorskip("vqx_kernels.testing")
 
 
 def block(length: int, dtype: mx.Dtype, width: int = 64, *, sinks: bool = False, **more: Any) -> Block:
@@ -69,10 +69,24 @@ def test_a_prompts_mass_is_that_of_mlx_operations(target: str, monkeypatch: pyte
     called, shared = [], vqx_kernels.mass
     monkeypatch.setattr(vqx_kernels, "mass", lambda *given: called.append(given[0]) or shared(*given))
     monkeypatch.setattr(kernels, "target", lambda: target)
-    with emulated():
+    with testing.emulated():
         for given, reference in zip(({}, options), references, strict=True):
             np.testing.assert_allclose(np.array(asked.mass(**given)), reference, rtol=2e-5, atol=1e-9)
     assert called == [target] * 6  # three tiles each
+
+
+@pytest.mark.parametrize("target", ["metal", "cuda"])
+def test_a_prompts_weights_fuse_as_by_mlx_operations(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = block(100, mx.float16, sinks=True)
+    monkeypatch.setattr(attention, "TILE", 2 * 2 * 3 * 120 * 40)
+    monkeypatch.setenv("VQX_DEVICE", "reference")
+    settings: list[dict[str, Any]] = [{"group": "max", "queries": "max"}, {"group": "max"}, {}]
+    references = [np.array(asked.fused(**given)) for given in settings]
+    monkeypatch.setattr(kernels, "target", lambda: target)
+    with testing.recorded() as launches:
+        for given, reference in zip(settings, references, strict=True):
+            np.testing.assert_allclose(np.array(asked.fused(**given)), reference, rtol=2e-5, atol=1e-9)
+    assert len(launches) >= 9  # three tiles each
 
 
 @pytest.mark.parametrize(

@@ -109,12 +109,18 @@ class Block(NamedTuple):
         if served is not None:
             return served
         found = mx.zeros(self.position.shape, mx.float32)
+        over: Any = "max" if queries == "max" else "sum"
         for first, last in self._tiles():
-            weights = self._part(first, last).weights(old=old, fuse_logits=fuse_logits, causal=causal)
-            each = mx.max(weights, axis=2) if group == "max" else mx.mean(weights, axis=2)
-            each = mx.max(each, axis=2) if queries == "max" else mx.sum(each, axis=2) / self.length
+            each = None
+            if self.length > 1 and causal and not old and not fuse_logits:
+                logits = self._logits(first, last)
+                each = kernels.mass(self, logits, first, last, group=group, queries=over)
+            if each is None:
+                weights = self._part(first, last).weights(old=old, fuse_logits=fuse_logits, causal=causal)
+                each = mx.max(weights, axis=2) if group == "max" else mx.mean(weights, axis=2)
+                each = mx.max(each, axis=2) if queries == "max" else mx.sum(each, axis=2)
             found = mx.maximum(found, each) if queries == "max" else found + each
-        return found
+        return found if queries == "max" else found / self.length
 
     def _first(self, rows: int) -> "Block":
         """The same queries against the first rows alone."""

@@ -61,9 +61,16 @@ def gained(
 
 
 def mass(
-    block: Any, logits: mx.array, first: int, last: int, *, itself: bool, decay: float
+    block: Any,
+    logits: mx.array,
+    first: int,
+    last: int,
+    *,
+    itself: bool = True,
+    decay: float = 1.0,
+    **fused: Any,
 ) -> mx.array | None:
-    """What queries ``first`` to ``last`` of a prompt add to each row, ``[B, H, n]``, from their logits.
+    """What queries ``first`` to ``last`` of a prompt give to each row, ``[B, H, n]``, from their logits.
 
     ``logits`` ``[B, H, G, s, n]`` come from a matrix product. None: no kernel of a GPU serves it.
     """
@@ -73,7 +80,7 @@ def mass(
         return None
     asked = asked._replace(queries=block.queries[..., first:last, :], start=asked.start + first)
     hide = "itself" if not itself else "later" if block.mask is not None else "nothing"
-    found: mx.array = kernels.mass(where, logits, asked, kernels.Rule(hide=hide, decay=decay))
+    found: mx.array = kernels.mass(where, logits, asked, kernels.Rule(hide=hide, decay=decay, **fused))
     return found * decay ** (block.length - last) if decay != 1.0 else found
 
 

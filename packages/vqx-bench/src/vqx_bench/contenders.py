@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -60,12 +61,12 @@ def peers(model: nn.Module, methods: Sequence[str], rows: int) -> list[Contender
 
 
 def _peer(model: nn.Module, method: str, rows: int) -> list[Any]:
-    from veloxquant_mlx import KVCacheBuilder  # type: ignore[import-not-found]
-    from veloxquant_mlx.cache import options  # type: ignore[import-not-found]
-    from veloxquant_mlx.cache.base import KVCacheConfig  # type: ignore[import-not-found]
-
+    theirs = import_module("veloxquant_mlx")  # by name: it is compared where it is found, and never asked for
+    options = import_module("veloxquant_mlx.cache.options")
+    base = import_module("veloxquant_mlx.cache.base")
     kind = getattr(options, PEERS[method])
     own = {f"{method}_budget": rows}
     if hasattr(kind, f"{method}_rope_base"):
         own[f"{method}_rope_base"] = model.args.rope_theta
-    return list(KVCacheBuilder.for_model(model, KVCacheConfig(method=method, options=kind(**own))))
+    config = base.KVCacheConfig(method=method, options=kind(**own))
+    return list(theirs.KVCacheBuilder.for_model(model, config))

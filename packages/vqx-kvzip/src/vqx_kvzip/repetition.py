@@ -18,8 +18,6 @@ FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
 LEAD = 8
 """Tokens before a part that the request to repeat it names."""
-TILE = 2**23
-"""Attention weights held at once (32 MiB of float32)."""
 
 
 def compress(
@@ -127,14 +125,7 @@ def _greatest(start: int, end: int, n_sink: int) -> Callable[[Mapping[str, Any],
         n, length, sinks = block.position.shape[2], block.length, min(n_sink, start)
         rows = mx.concatenate([mx.arange(sinks), mx.arange(start, end), mx.arange(n - length, n)])
         part = block._replace(keys=block.keys[:, :, rows], position=block.position[:, :, rows])
-        batch, heads, group, _, _ = block.queries.shape
-        step = max(1, TILE // (batch * heads * group * rows.size))
-        greatest = mx.zeros((batch, heads, end - start), mx.float32)
-        for i in range(0, length, step):
-            asked = mx.arange(n - length + i, n - length + min(i + step, length))[:, None]
-            tile = part._replace(queries=part.queries[..., i : i + step, :], mask=rows <= asked)
-            weights = tile.weights()[..., sinks : sinks + end - start]
-            greatest = mx.maximum(greatest, weights.max(axis=3).max(axis=2))
+        greatest = part.fused(group="max", queries="max")[..., sinks : sinks + end - start]
         old = stats["attention"]
         return {**stats, "attention": mx.concatenate([old[..., :start], greatest, old[..., end:]], axis=2)}
 
