@@ -48,8 +48,7 @@ def command(
     """Measure the profile of MODEL, a folder or repository that mlx_lm.load takes.
 
     Each layer in turn sees only its latest rows while the others see all: that takes as many readings of the
-    texts as the model has layers, about a minute on a GPU and an hour on two CPU cores for a dozen texts.
-    Then give profile=FILE to the method.
+    texts as the model has layers. Then give profile=FILE to the method.
     """
     with in_words():
         with loading(model):
