@@ -7,7 +7,7 @@ import vqx  # isort: skip  # before mlx
 
 import mlx.core as mx
 import pytest
-from subjects import caches_of, method
+from subjects import NATURES, caches_of, method
 from tiny_models.build import tiny_model
 
 
@@ -63,3 +63,72 @@ def test_layers_of_other_kinds_cannot_go_back_and_say_so() -> None:
     breaking(model, evicting[0], caches, tokens[:, :1])
     with pytest.raises(ValueError, match="layers of other kinds cannot go back: start from fresh caches"):
         model(tokens[:, :1], cache=caches)
+
+
+def split_batch(model: Any, method: str, lengths: list[int]) -> list[Any]:
+    """Caches of one batch, a sequence for each length, each with a history of its own."""
+    lists = []
+    for number, length in enumerate(lengths):
+        caches = caches_of(model, method, budget=24)
+        if length:
+            tokens = mx.random.randint(0, 97, (1, length), key=mx.random.key(number))
+            mx.eval(model(tokens, cache=caches))
+        lists.append(caches)
+    return [layer[0].merge([*layer]) for layer in zip(*lists, strict=True)]
+
+
+@pytest.mark.parametrize("lengths", [[0, 0, 0], [40, 3, 0]], ids=["alike", "apart"])
+@method
+def test_a_batch_goes_back_as_a_whole(method: str, lengths: list[int], tiny: Any) -> None:
+    if NATURES[method].shares_heads or NATURES[method].shares_layers:
+        with pytest.raises(AttributeError, match="no batches"):
+            split_batch(tiny.model, method, lengths)
+        return
+    batches = [split_batch(tiny.model, method, lengths) for _ in range(2)]
+    tokens = mx.random.randint(0, 97, (3, 60), key=mx.random.key(1))
+    other = tokens[:, 59:]
+    for at, length in ((0, 30), (30, 1), (31, 1), (32, 5), (37, 1)):
+        part = tokens[:, at : at + length]
+        breaking(tiny.model, at % 2, batches[0], other if at else part)
+        found, right = (tiny.model(part, cache=batch) for batch in batches)
+        assert mx.array_equal(found, right).item()
+    breaking(tiny.model, 1, batches[0], other)
+    for batch in batches:
+        for cache in batch:
+            cache.filter([2, 0])
+    breaking(tiny.model, 0, batches[0], other[:2])
+    broken, whole = ([cache.extract(1) for cache in batch] for batch in batches)
+    breaking(tiny.model, 1, broken, other[:1])
+    found, right = (tiny.read(each, tokens[:1], [1] * 20) for each in (broken, whole))
+    assert mx.array_equal(found, right).item()
+    counts = [cache.tokens_seen for cache in whole]
+    assert [cache.tokens_seen for cache in broken] == counts == [lengths[0] + 58] * len(counts)
+    assert any(cache.tokens_kept < cache.tokens_seen for cache in whole)
+    found, right = (tiny.model(other[:2], cache=batch) for batch in batches)
+    assert mx.array_equal(found, right).item()
+
+
+@pytest.mark.parametrize("engine", [{}, {"undo": 3}], ids=str)
+def test_a_copy_of_a_broken_list_goes_back_apart(engine: Any, tiny: Any) -> None:
+    caches = caches_of(tiny.model, "h2o", budget=24, **engine)
+    tokens = mx.random.randint(0, 97, (1, 40), key=mx.random.key(1))
+    mx.eval(tiny.model(tokens, cache=caches))
+    breaking(tiny.model, 1, caches, tokens[:, :1])
+    copied = copy.deepcopy(caches)
+    found = [tiny.read(each, tokens, [1] * 9) for each in (copied, caches)]
+    assert mx.array_equal(*found).item()
+    assert {cache.tokens_seen for cache in (*copied, *caches)} == {49}
+    assert {id(cache.turn) for cache in copied}.isdisjoint({id(cache.turn) for cache in caches})
+
+
+def test_a_batch_with_layers_of_other_kinds_cannot_go_back_and_says_so() -> None:
+    model = tiny_model("gemma3_text")
+    lists = [vqx.make_cache(model, "h2o", budget=16) for _ in range(2)]
+    tokens = mx.random.randint(0, 60, (2, 20), key=mx.random.key(1))
+    for number, caches in enumerate(lists):
+        model(tokens[number : number + 1], cache=caches)
+    evicting = [number for number, cache in enumerate(lists[0]) if isinstance(cache, vqx.EvictingCache)]
+    batch = [layer[0].merge([*layer]) for layer in zip(*lists, strict=True)]
+    breaking(model, evicting[0], batch, tokens[:, :1])
+    with pytest.raises(ValueError, match="layers of other kinds cannot go back: start from fresh caches"):
+        model(tokens[:, :1], cache=batch)

@@ -6,6 +6,7 @@ import vqx  # isort: skip  # before mlx
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import afm7
 from mlx_lm.models.cache import KVCache
 from tiny_models.build import tiny_model
 from tiny_models.verdicts import evicting, read
@@ -70,3 +71,30 @@ def test_rows_that_layers_count_for_the_place_of_their_queries_stay() -> None:
     caches = vqx.make_cache(model, "h2o", budget=16)
     assert type(caches[-1]) is KVCache
     assert len(evicting(caches)) == len(caches) - 1 > 0
+
+
+def test_layers_that_read_again_what_is_kept_see_it_as_in_a_full_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """afm7 beside itself on full caches, where each layer's evicted rows are hidden by a mask."""
+    model = built("afm7")
+    caches, full = vqx.make_cache(model, "h2o", budget=10), model.make_cache()
+    masks: dict[int, mx.array] = {}
+    plain = afm7.Attention.__call__
+
+    def masked(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
+        return plain(self, x, masks.get(id(cache), mask), cache)
+
+    tokens = mx.random.randint(0, 60, (1, 30), key=mx.random.key(1))
+    assert mx.array_equal(model(tokens[:, :12], cache=caches), model(tokens[:, :12], cache=full)).item()
+    monkeypatch.setattr(afm7.Attention, "__call__", masked)
+    heads = model.layers[0].self_attn.n_heads
+    for at in range(12, 30):
+        token = tokens[:, at : at + 1]
+        found = model(token, cache=caches)
+        for own, cache in zip(full[:-1], caches[:-1], strict=True):
+            seen = mx.any(cache.position[..., None] == mx.arange(at + 1), axis=2)
+            masks[id(own)] = mx.repeat(seen, heads // seen.shape[1], axis=1)[:, :, None]
+        assert mx.allclose(found, model(token, cache=full), rtol=1e-3, atol=1e-4).item()
+    assert {cache.tokens_kept for cache in caches[:-1]} == {10}
+    assert any(mx.any(~mask).item() for mask in masks.values())

@@ -18,6 +18,7 @@ from vqx.layer import Layer, Plan, admit, caught_up, dense, settle, stand_ins, w
 from vqx.parts import Part, causal, of_each, seen_by, side_by_side, split
 from vqx.saved import Recipe
 from vqx.shown import check, unusable
+from vqx.turn import Turn
 
 
 class EvictingBatch:
@@ -52,15 +53,33 @@ class EvictingBatch:
         self._left: tuple[int, ...] | None = None  # each sequence's own tokens until the padding behind them
         self._length = 0  # tokens of the last forward, padding included
         self._nan: mx.array | None = None
+        self.turn: Turn | None = None if first.turn is None else first.turn.made_of(self.number)
+        if self.turn is not None:
+            self.turn.join(self)
 
     def __len__(self) -> int:
         return self._count
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EvictingBatch":
+        turn = copy.deepcopy(self.turn, memo)
         # arrays and layers are values, which no one changes: only the list of them is
         parts, other = [*self.parts], copy.copy(self)
-        other._parts = parts
+        other._parts, other.turn = parts, turn
+        if other.turn is not None:
+            other.turn.join(other)
         return other
+
+    def now(self) -> dict[str, Any]:
+        """As of ``vqx.EvictingCache``."""
+        return {**vars(self), "one": None if self._one is None else self._one.now()}
+
+    def go_back(self, before: dict[str, Any]) -> None:
+        """As of ``vqx.EvictingCache``."""
+        before = {**before}
+        one = before.pop("one")
+        vars(self).update(before)
+        if self._one is not None:
+            self._one.go_back(one)
 
     @property
     def parts(self) -> list[Part]:
@@ -109,6 +128,7 @@ class EvictingBatch:
         Raises:
             ValueError: padding between tokens.
         """
+        self._undo()
         if left_padding is not None and max(left_padding) > 0:
             if not self.empty():
                 raise ValueError("left padding can be skipped before a sequence's first token only")
@@ -118,6 +138,7 @@ class EvictingBatch:
 
     def finalize(self) -> None:
         """The prompts were read; what was padding was never held."""
+        self._undo()
         self._left = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -130,6 +151,14 @@ class EvictingBatch:
         Raises:
             ValueError: as of ``vqx.EvictingCache``.
         """
+        if self.turn is None:
+            return self._update(keys, values)
+        self.turn.read(self, self.now())
+        both = self._update(keys, values)
+        self.turn.done()
+        return both
+
+    def _update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         length = keys.shape[2]
         own = self._own_tokens(length)
         if self._is_one(own, length):
@@ -214,6 +243,8 @@ class EvictingBatch:
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of N new tokens: booleans ``[B, 1, N, rows + N]`` where sequences differ."""
+        if self.turn is not None:
+            self.turn.begin(self)
         own = self._own_tokens(N)
         if window_size is not None or self._is_one(own, N):
             one = self._one or self.single(self._parts[0].layer)
@@ -228,6 +259,7 @@ class EvictingBatch:
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep these sequences alone, in this order."""
+        self._undo()
         place = {int(old): new for new, old in enumerate(batch_indices)}
         parts = []
         for part in self.parts:
@@ -243,6 +275,8 @@ class EvictingBatch:
     def extend(self, other: "EvictingBatch") -> None:
         """Take the sequences of another batch in, behind those here."""
         _check_alike(self, other)
+        self._undo()
+        other._undo()
         first = len(self)
         parts = [part._replace(members=tuple(first + i for i in part.members)) for part in other.parts]
         self._parts = [*self.parts, *parts]
@@ -252,9 +286,14 @@ class EvictingBatch:
 
     def extract(self, idx: int) -> Any:
         """The cache of one sequence, which goes on alone as it would have gone on here."""
+        self._undo()
         part = next(part for part in self.parts if idx in part.members)
         layer = None if part.layer is None else joined.take(part.layer, [part.members.index(idx)])
-        return self.single(layer, self._nan)
+        cache = self.single(layer, self._nan)
+        if self.turn is not None:
+            cache.turn = self.turn.made_of(self.number)
+            cache.turn.join(cache)
+        return cache
 
     def is_trimmable(self) -> bool:
         """As of ``vqx.EvictingCache``."""
@@ -309,6 +348,10 @@ class EvictingBatch:
         """Raise what the last forward left to be said."""
         check(self.number, self.unseen, self._nan, self._length)
         self._nan = None
+
+    def _undo(self) -> None:
+        if self.turn is not None:
+            self.turn.undo()
 
     @property
     def _width(self) -> int:

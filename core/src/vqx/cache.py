@@ -435,8 +435,8 @@ class EvictingCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EvictingCache":
         # a layer is a value, which no one changes; what layers decide together is copied with all of them
-        other = copy.copy(self)
-        other.allotment, other.turn = copy.deepcopy(self.allotment, memo), copy.deepcopy(self.turn, memo)
+        turn, other = copy.deepcopy(self.turn, memo), copy.copy(self)
+        other.allotment, other.turn = copy.deepcopy(self.allotment, memo), turn
         if other.turn is not None:
             other.turn.join(other)
         return other

@@ -97,10 +97,10 @@ class ReversibleCache:
         return self.keys_and_values()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ReversibleCache":
+        turn = copy.deepcopy(self.turn, memo)
         # arrays and layers are values, which no one changes
         other = copy.copy(self)
-        other._log, other.policy = {**self._log}, copy.deepcopy(self.policy, memo)
-        other.turn = copy.deepcopy(self.turn, memo)
+        other._log, other.policy, other.turn = {**self._log}, copy.deepcopy(self.policy, memo), turn
         if other.turn is not None:
             other.turn.join(other)
         return other

@@ -4,7 +4,6 @@ A layer is a value, so that what it was before is there for as long as somebody 
 has read the forward's tokens, and no longer, or a token could not be written in place.
 """
 
-import copy
 import weakref
 from typing import Any
 
@@ -20,17 +19,38 @@ class Turn:
         self.whole = whole
         self._caches: list[weakref.ref[Any]] = []
         self._before: dict[int, dict[str, Any]] = {}
+        self._numbers: set[int] = set()  # of the caches that ever joined
+        self._made: Turn | None = None
 
     def join(self, cache: Any) -> None:
         self._caches.append(weakref.ref(cache, self._caches.remove))
+        self._numbers.add(cache.number)
+
+    def made_of(self, number: int) -> "Turn":
+        """The turn of the list that is being made of these caches, layer by layer, at the layer ``number``.
+
+        mlx-lm merges and extracts one layer after the other: a layer that comes again begins another list.
+        """
+        if self._made is None or number in self._made._numbers:
+            self._made = Turn(self.whole)
+        return self._made
 
     def begin(self, cache: Any) -> None:
         """A forward begins, if ``cache`` has read the tokens of one already: what that one left is undone.
 
         Raises:
+            ValueError: as of ``undo``.
+        """
+        if cache.number in self._before:
+            self.undo()
+
+    def undo(self) -> None:
+        """No forward is under way: what one left that ended in the middle is undone.
+
+        Raises:
             ValueError: layers of other kinds were changed, which cannot go back.
         """
-        if cache.number not in self._before:
+        if not self._before:
             return
         if not self.whole:
             raise ValueError(_BROKEN + ", and layers of other kinds cannot go back: start from fresh caches")
@@ -56,10 +76,8 @@ class Turn:
             self._before = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Turn":
-        # the copies join one by one, each as it is made
-        other = Turn(self.whole)
-        other._before = copy.copy(self._before)
-        return other
+        self.undo()
+        return Turn(self.whole)  # the copies join one by one, each as it is made
 
 
 _BROKEN = "the last forward ended before all layers had read its tokens"
