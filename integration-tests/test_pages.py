@@ -50,11 +50,13 @@ def test_every_python_block_runs(tmp_path: Path) -> None:
 
 
 SHELL = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^    (vqx .*)$", re.MULTILINE)
+"""As the helps of commands print them."""
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words after ``vqx`` of each of its commands in a page's shell blocks."""
-    lines = "\n".join(SHELL.findall(text)).replace("\\\n", " ").splitlines()
+    """The words after ``vqx`` of each of its commands in a page's shell blocks and examples."""
+    lines = "\n".join(SHELL.findall(text) + EXAMPLE.findall(text)).replace("\\\n", " ").splitlines()
     split = [re.split(r"&&|[|;<>]", line)[0] if "vqx " in line else "" for line in lines]
     words = [shlex.split(line.replace("uv run vqx", "vqx"), comments=True) for line in split]
     return [line[1:] for line in words if line[:1] == ["vqx"]]

@@ -14,7 +14,7 @@ from vqx.spec import Setting
 EPILOG = """\b
 Examples:
   vqx generate --method h2o --budget 512 --model embedded --prompt "Tell me of the sea."
-  vqx generate --question end --budget 1024 --prompt - < question.txt
+  vqx generate --question end --budget 1024 --model embedded --prompt - < question.txt
   vqx generate --model mlx-community/Llama-3.2-3B-Instruct-4bit --prompt "Hello" --json
 """
 
