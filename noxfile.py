@@ -82,8 +82,8 @@ def _pytest(session: nox.Session, *arguments: str | Path) -> None:
     session.run("pytest", "-c", ROOT / "pyproject.toml", "-p", "no:cacheprovider", "-ra", *arguments)
 
 
-PARALLEL = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")
-"""A process for each core, with the group ``parallel``; four hold four models."""
+PARALLEL = ("-n", "auto", "--maxprocesses", "4", "--max-worker-restart", "0", "--dist", "loadfile")
+"""A process for each core, with the group ``parallel``; four hold four models. One that crashes ends all."""
 
 
 @nox.session

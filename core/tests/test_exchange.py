@@ -18,6 +18,11 @@ SCORERS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VQX_RECORD", "on")
+
+
 def cache_of(scorer: Scorer, interval: int = 1, *, recorded: bool = True) -> EvictingCache:
     method = Method(scorer, 16, n_sink=2, recent=3)
     cache = EvictingCache(method, Options(queries="model", interval=interval))
@@ -70,6 +75,15 @@ def test_a_scorer_that_wants_pythons_numbers_is_run_as_it_is(feed: Callable[...,
     assert not cache._records
     assert asked[-1] == 25
     assert sorted(cache.position[0, 0].tolist()) == [0, 1, *range(13, 28)]
+
+
+def test_nothing_is_recorded_unless_asked_for(
+    feed: Callable[..., Any], stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VQX_RECORD")
+    cache = cache_of(accumulated())
+    feed(cache, stream(30), [18, *[1] * 10])
+    assert not cache._records
 
 
 def test_a_recorded_step_writes_in_place() -> None:

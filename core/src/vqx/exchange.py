@@ -7,6 +7,7 @@ cannot be recorded, and is run as it is.
 """
 
 import functools
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -22,6 +23,9 @@ from vqx.rows import Rows, append, overwrite
 from vqx.scorers import Method, accumulated
 
 Replay: TypeAlias = Callable[..., list[mx.array]]
+
+ASKED = "VQX_RECORD"
+"""The environment's word for it: off by default, until a GPU has shown what it gains."""
 
 ALIKE = 3
 """Steps that must have been alike before one is recorded, which costs as much as some tens of them."""
@@ -67,7 +71,9 @@ def alike(plan: Plan, layer: Layer) -> bool:
 
 
 def recordable(plan: Plan) -> bool:
-    """Whether a plan's step is one of arrays alone, as far as can be told before, on a device that can."""
+    """Whether to record a plan's step: asked for, of arrays alone, and on a device that can."""
+    if os.environ.get(ASKED) != "on":
+        return False
     scorer, share = plan.method.scorer, plan.method.share
     plain = plan.defers and plan.packing is None and plan.across is None
     if not plain or scorer.note is not None or share is not None:

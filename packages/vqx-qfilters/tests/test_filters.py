@@ -133,7 +133,7 @@ def test_the_command_saves_what_it_made(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "queries_of", queries_of)
     monkeypatch.setattr(command, "attention_of", lambda model, number: attentions[number].attention)
     result = CliRunner().invoke(command.command, ["some-model", "--out", str(out)], catch_exceptions=False)
-    assert result.output == f"{out}: 2 layers of 2 heads, directions of 16 numbers\n"
+    assert result.output.strip() == f"{out}: 2 layers of 2 heads, directions of 16 numbers"
     assert [len(piece) for piece in seen] == [2048] * (len(seen) - 1) + [len(seen[-1])]
     assert load(out).made_for(fingerprint([attentions[number].attention for number in (1, 3)]))
 
