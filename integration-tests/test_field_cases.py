@@ -117,6 +117,19 @@ def test_turns_of_a_chat_leave_no_ghosts(method: str, engine: Options) -> None:
     assert looking.cache.tokens_kept == BUDGET < looking.seen == 62
 
 
+@through(ENGINES, merging=False)
+def test_a_system_prompt_as_long_as_the_sinks_is_seen_to_the_end(method: str, engine: Options) -> None:
+    looking = Seeing(cache_of(method, engine, SHAPE, budget=64, n_sink=30))
+    sinks = looking.cache.plan.method.n_sink
+    assert sinks in (4, 30), "the example's, where a method has no such option"
+    for count in (50, 1, 1, 20, 1, 30, 1, 1):
+        start = looking.seen
+        for head in looking.tokens(count):
+            for at, seen in enumerate(head, start):
+                assert set(range(min(sinks, at + 1))) <= set(seen), f"token {at} misses the system prompt"
+    assert looking.cache.tokens_kept == 64 < looking.cache.tokens_seen
+
+
 @method
 def test_six_turns_of_a_chat_stay_within_the_budget(method: str, tiny: Any) -> None:
     caches = caches_of(tiny.model, method, budget=BUDGET, n_sink=SINKS)
