@@ -213,7 +213,7 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session(default=False, requires=["wheels"])
 def start(session: nox.Session) -> None:
-    """Every command of the README and the start page as printed, where nothing is installed."""
+    """The commands of README, start page and command line as printed, where nothing is installed."""
     session.install("pytest>=8.4")
     _pytest(session, "--noconftest", ROOT / "integration-tests" / "test_first_steps.py", *session.posargs)
 

