@@ -129,6 +129,30 @@ def highest(score: mx.array, position: mx.array, keep: int) -> mx.array | None:
     return found
 
 
+def expected(keys: mx.array, mean: mx.array, covariance: mx.array) -> mx.array | None:
+    """As ``vqx.expectation.expected_logits``; None: the host's loops, which serve it, do not run here."""
+    kernels = _of_keys(keys)
+    found: mx.array | None = None if kernels is None else kernels.expected("host", keys, mean, covariance)
+    return found
+
+
+def spared(rows: Any, position: Any, threshold: float) -> mx.array | None:
+    """The cosines that each row ``[B, H, n, D]`` of norm 1 is not held to account for: ``[B, H, n]`` float32.
+
+    They are those with rows of which it is the newest that they repeat (a cosine above ``threshold``). None:
+    the host's loops, which serve it, do not run here.
+    """
+    kernels = _of_keys(rows)
+    found: mx.array | None = None if kernels is None else kernels.spared("host", rows, position, threshold)
+    return found
+
+
+def _of_keys(keys: Any) -> Any | None:
+    """The kernels, where they run as loops: on a GPU these products of matrices are left to MLX's own."""
+    right = isinstance(keys, mx.array) and keys.dtype in (mx.float32, mx.float16, mx.bfloat16)
+    return offered() if right and 0 < keys.shape[3] <= 512 and keys.shape[2] and target() == "host" else None
+
+
 def _ruled(
     kernels: Any,
     block: Any,

@@ -2,6 +2,7 @@
 
 from vqx_kernels.attention import Asked, Guard, Rule, Step, fits, gained, mass, step
 from vqx_kernels.bodies import Method
+from vqx_kernels.keys import expected, spared
 from vqx_kernels.selection import survivors, victim
 from vqx_kernels.targets import Target, choose, describe, targets
 
@@ -14,9 +15,11 @@ __all__ = [
     "Target",
     "choose",
     "describe",
+    "expected",
     "fits",
     "gained",
     "mass",
+    "spared",
     "step",
     "survivors",
     "targets",

@@ -37,6 +37,9 @@ FRAGMENTS = {
     "columns": Fragment(("logits", "tops", "position", "sizes", "factors", "starts", "shares"), ()),
     "lowest": Fragment(("ranked", "position", "sizes"), ("slot",)),
     "survivors": Fragment(("ranked", "position", "sizes"), ("stay",)),
+    "expected": Fragment(("keys", "mean", "covariance", "sizes"), ("expected",)),
+    "repeats": Fragment(("keys", "position", "sizes", "factors"), ("newest", "product")),
+    "spared": Fragment(("newest", "product", "sizes"), ("spared",)),
 }
 ATTENTION = ("logits", "tops", "columns")
 STRIDED = ("queries", "keys")

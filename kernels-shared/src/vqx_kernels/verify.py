@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from vqx_kernels import attention, probe, selection
+from vqx_kernels import attention, keys, probe, selection
 from vqx_kernels.attention import Asked, Guard, Rule
 
 TYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -80,6 +80,17 @@ def special() -> Iterator[tuple[str, mx.array, mx.array]]:
     yield "infinities", ends, place
 
 
+def known() -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """Keys that repeat each other, their positions, and the mean and covariance of queries."""
+    made = np.random.Generator(np.random.Philox(3))
+    topics = made.standard_normal((9, 36))[made.integers(9, size=(2, 2, 150))]
+    wide = (topics + made.standard_normal(topics.shape) / 2, made.standard_normal((2, 2, 3, 36)))
+    spread = made.standard_normal((2, 2, 3, 36, 36))
+    rows, mean, covariance = (mx.array((each / 8).astype(np.float32)) for each in (*wide, spread))
+    position = made.permuted(np.tile(np.arange(150, dtype=np.int32), (2, 2, 1)), axis=2)
+    return rows.astype(mx.bfloat16), mx.array(position), mean, covariance
+
+
 def computed(target: str) -> Iterator[tuple[str, dict[str, mx.array]]]:
     """Every case on a target, by what it writes."""
     yield "small", probe.small(target)
@@ -93,6 +104,9 @@ def computed(target: str) -> Iterator[tuple[str, dict[str, mx.array]]]:
     for name, ranked, place in special():
         slot = selection.victim(target, ranked, place)
         yield name, {"slot": slot, "stay": selection.survivors(target, ranked, place, 500)}
+    rows, place, mean, covariance = known()
+    yield "expected", {"logits": keys.expected(target, rows, mean, covariance)}
+    yield "repeats", {"spared": keys.spared(target, rows, place, 0.5)}
 
 
 def record(target: str, path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vqx import Held, LayerInfo, Method, Scorer
+from vqx import Held, LayerInfo, Method, Scorer, kernels
 from vqx.norms import unit
 from vqx.options import at_least, one_of, room_beside, share
 from vqx.pooling import smoothed
@@ -64,23 +64,32 @@ def redundancy(keys: Any, position: Any, threshold: float) -> Any:
 
     Of the rows that one repeats (a cosine above ``threshold``) the newest is spared: its cosine counts as 0.
     All cosines of a row add up to its product with the sum of all directions, so that equal keys get the same
-    bits, and only what is spared needs the matrix, of which a tile is held at a time.
+    bits, and only what is spared needs the matrix: a tile of it is held at a time, and by a kernel nothing.
     """
     xp = library(position)
-    batch, heads, n, _ = keys.shape
     rows = unit(keys)
     itself = (rows * rows).sum(axis=-1)
     total = (rows * rows.sum(axis=2, keepdims=True)).sum(axis=-1) - itself
+    spare = kernels.spared(rows, position, threshold)
+    if spare is None:
+        spare = spared(rows, position, threshold)
+    power = xp.exp((total - spare) / keys.shape[2])  # a mean of cosines is at most 1
+    return power / power.sum(axis=-1, keepdims=True)
+
+
+def spared(rows: Any, position: Any, threshold: float) -> Any:
+    """The cosines with rows of which a row is the newest that they repeat: ``[B, H, n]`` float32."""
+    xp = library(position)
+    batch, heads, n, _ = rows.shape
     step = max(1, TILE // (batch * heads * n))
-    place, spared = position[:, :, None], []
+    place, parts = position[:, :, None], []
     for first in range(0, n, step):
         part = slice(first, first + step)
         cosine = rows[:, :, part] @ rows.swapaxes(-1, -2)
         similar = (cosine > threshold) & (place != position[:, :, part, None])
         newest = xp.where(similar, place, -1).max(axis=-1, keepdims=True)
-        spared.append(xp.where(place == newest, cosine, 0.0).sum(axis=2))
-    power = xp.exp((total - sum(spared)) / n)  # a mean of cosines is at most 1
-    return power / power.sum(axis=-1, keepdims=True)
+        parts.append(xp.where(place == newest, cosine, 0.0).sum(axis=2))
+    return sum(parts)
 
 
 def build(config: RKVConfig, layers: Sequence[LayerInfo]) -> list[Method]:
