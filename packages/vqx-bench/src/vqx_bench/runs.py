@@ -1,7 +1,7 @@
 """What is timed: a decode step, its graph alone, the caches' update alone, a prompt, a long context."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,29 +46,19 @@ def decode(
     subject: Subject, sizes: Sequence[Sizes], contenders: Sequence[Contender], rows: int, how: Setting
 ) -> Iterator[Row]:
     """A decode step one ahead, as mlx-lm's generator has it, with full caches of ``rows`` rows."""
-    tokens = rows + rows // 8
-    filled = {one.label: tokens if one.bounded else rows for one in contenders}
+    filled = {one.label: _past(rows) if one.bounded else rows for one in contenders}
     running, kernels = _filled(sizes, contenders, how.batch, filled)
-    last = {name: mx.zeros((how.batch, 1), mx.int32) for name in running}
-
-    def steps(name: str) -> float:
-        def run() -> None:
-            last[name] = _steps(subject, running[name], last[name], how.steps)
-
-        return milliseconds(run, how.steps)
-
-    found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
+    found = alternate(_stepping(subject, running, how), ROTATING, how.rounds)
     for one in contenders:
         kept = rows_kept(running[one.label], rows, one.bounded)
-        yield Row("decode", how.batch, kept, tokens, one.label, found[one.label], kernels[one.label])
+        yield Row("decode", how.batch, kept, _past(rows), one.label, found[one.label], kernels[one.label])
 
 
 def graph(
     subject: Subject, sizes: Sequence[Sizes], contenders: Sequence[Contender], rows: int, how: Setting
 ) -> Iterator[Row]:
     """What a decode step asks of Python alone: its graph is written down, and evaluated outside the clock."""
-    tokens = rows + rows // 8
-    filled = {one.label: tokens if one.bounded else rows for one in contenders}
+    filled = {one.label: _past(rows) if one.bounded else rows for one in contenders}
     running, kernels = _filled(sizes, contenders, how.batch, filled)
     token = mx.zeros((how.batch, 1), mx.int32)
 
@@ -84,15 +74,14 @@ def graph(
     found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
     for one in contenders:
         kept = rows_kept(running[one.label], rows, one.bounded)
-        yield Row("graph", how.batch, kept, tokens, one.label, found[one.label], kernels[one.label])
+        yield Row("graph", how.batch, kept, _past(rows), one.label, found[one.label], kernels[one.label])
 
 
 def update_alone(
     sizes: Sequence[Sizes], contenders: Sequence[Contender], rows: int, how: Setting
 ) -> Iterator[Row]:
     """What a decode step asks of the caches, without a model: random queries, keys and values."""
-    tokens = rows + rows // 8
-    filled = {one.label: tokens if one.bounded else rows for one in contenders}
+    filled = {one.label: _past(rows) if one.bounded else rows for one in contenders}
     running, kernels = _filled(sizes, contenders, how.batch, filled)
     new = {size: drawn(size, how.batch, 1) for size in set(sizes)}
     mx.eval(*new.values())
@@ -107,7 +96,7 @@ def update_alone(
     found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
     for one in contenders:
         kept = rows_kept(running[one.label], rows, one.bounded)
-        yield Row("update", how.batch, kept, tokens, one.label, found[one.label], kernels[one.label])
+        yield Row("update", how.batch, kept, _past(rows), one.label, found[one.label], kernels[one.label])
 
 
 def prompt(
@@ -144,15 +133,7 @@ def context(
     """A decode step after a long text, against the full cache, and what the bytes read would allow."""
     filled = dict.fromkeys((one.label for one in contenders), tokens)
     running, kernels = _filled(sizes, contenders, how.batch, filled)
-    last = {name: mx.zeros((how.batch, 1), mx.int32) for name in running}
-
-    def steps(name: str) -> float:
-        def run() -> None:
-            last[name] = _steps(subject, running[name], last[name], how.steps)
-
-        return milliseconds(run, how.steps)
-
-    found = alternate({name: partial(steps, name) for name in running}, PLAIN, how.rounds)
+    found = alternate(_stepping(subject, running, how), PLAIN, how.rounds)
     for one in contenders:
         kept = rows_kept(running[one.label], rows, one.bounded)
         bound = bytes_read(subject, sizes, how.batch, kept) / bytes_read(subject, sizes, how.batch, tokens)
@@ -165,6 +146,26 @@ def bytes_read(subject: Subject, sizes: Sequence[Sizes], batch: int, rows: int) 
     """What a step must read: the weights once, and every sequence's keys and values."""
     row = sum(size.heads * (size.width + size.value_width) * size.dtype.size for size in sizes)
     return subject.weight_bytes + batch * rows * row
+
+
+def _past(rows: int) -> int:
+    """Tokens after which a cache of so many rows has evicted."""
+    return rows + rows // 8
+
+
+def _stepping(
+    subject: Subject, running: dict[str, list[Any]], how: Setting
+) -> dict[str, Callable[[], float]]:
+    """What times some decode steps of each contender, each round going on where the last one ended."""
+    last = {name: mx.zeros((how.batch, 1), mx.int32) for name in running}
+
+    def steps(name: str) -> float:
+        def run() -> None:
+            last[name] = _steps(subject, running[name], last[name], how.steps)
+
+        return milliseconds(run, how.steps)
+
+    return {name: partial(steps, name) for name in running}
 
 
 def _filled(
