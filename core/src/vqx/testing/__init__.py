@@ -11,7 +11,7 @@ It needs the extra ``vqx[testing]``. A plugin's ``test_laws.py`` is a few lines:
 
 import pytest
 
-pytest.register_assert_rewrite("vqx.testing.laws")
+pytest.register_assert_rewrite("vqx.testing.laws", "vqx.testing.kernels")
 
 from vqx.testing.driving import (  # noqa: E402
     Kept,
@@ -25,7 +25,7 @@ from vqx.testing.driving import (  # noqa: E402
     same_bits,
     walk,
 )
-from vqx.testing.kernels import Decoded, decoded  # noqa: E402
+from vqx.testing.kernels import Decoded, decoded, kept_alike, same_bits_on  # noqa: E402
 from vqx.testing.laws import MethodLaws  # noqa: E402
 from vqx.testing.streams import STREAMS, Shape, Stream, stream  # noqa: E402
 
@@ -43,8 +43,10 @@ __all__ = [
     "decoded",
     "feed",
     "forward",
+    "kept_alike",
     "remaining",
     "same_bits",
+    "same_bits_on",
     "stream",
     "walk",
 ]

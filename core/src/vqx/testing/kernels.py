@@ -1,7 +1,7 @@
 """A method on a stream with kernels and without, for the tests of plugins that ship them."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -60,6 +60,39 @@ def decoded(
 
     columns = {name: stacked([rows.columns[name] for rows in held]) for name in held[0].columns}
     return Decoded(stacked([rows.position for rows in held]), columns, len(chosen))
+
+
+def kept_alike(
+    method: str, queries: Queries = "model", *, dtype: mx.Dtype = mx.float32, **options: Any
+) -> int:
+    """Hold the host's loops to the rows that MLX operations keep; how often a kernel chose.
+
+    Raises:
+        AssertionError: other rows, statistics further apart than rounding, or a kernel in the reference.
+    """
+    reference = decoded("reference", method, queries, dtype=dtype, **options)
+    found = decoded("host", method, queries, dtype=dtype, **options)
+    assert reference.chosen == 0
+    # scores differ by rounding, and no two of this stream are that close
+    assert np.array_equal(found.position, reference.position)
+    for name, column in reference.columns.items():
+        np.testing.assert_allclose(found.columns[name], column, rtol=1e-4, atol=1e-7)
+    return found.chosen
+
+
+def same_bits_on(target: str, device: AbstractContextManager[Any], method: str, **options: Any) -> None:
+    """Hold a target, emulated inside ``device``, to the bits of the host's loops.
+
+    Raises:
+        AssertionError: other rows or statistics, or no row was chosen by a kernel.
+    """
+    shape = Shape(46, width=36)
+    wanted = decoded("host", method, shape=shape, **options)
+    with device:
+        found = decoded(target, method, shape=shape, **options)
+    assert found.chosen == wanted.chosen > 0
+    assert np.array_equal(found.position, wanted.position)
+    assert all(np.array_equal(found.columns[name], wanted.columns[name]) for name in wanted.columns)
 
 
 @contextmanager
