@@ -16,7 +16,7 @@ import mlx.nn as nn
 import pytest
 from vqx import EvictingCache, LayerInfo, MethodSpec, Options
 from vqx.build import chain_of, methods_for
-from vqx.positions import rotary_of
+from vqx.state.positions import rotary_of
 from vqx.testing import Shape, attending
 
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from subjects import NATURES, cache_of, caches_of, method, through
 from vqx import EvictingCache, Options
-from vqx.packing import packing_of
+from vqx.state.packing import packing_of
 from vqx.testing import Shape, forward, stream
 
 SHAPE = Shape(length=64, batch=1, width=64, value_width=64)

@@ -18,7 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from vqx.positions import rotary_of
+from vqx.state.positions import rotary_of
 
 LENGTHS = [40] * 4 + [1] * 8
 BUDGET, WINDOW = 48, 16

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 from vqx import EvictingCache, Method, Options, Scorer
-from vqx.allotment import Allotment
 from vqx.host.layers import attention_of
 from vqx.host.residuals import watch_residuals
 from vqx.scorers import Share
+from vqx.state.allotment import Allotment
 
 NEWEST = Scorer(score=lambda held: 0.0)
 BUDGETS = [6, 12, 9]

@@ -5,8 +5,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx import attention
-from vqx.attention import Block
+from vqx.state import attention
+from vqx.state.attention import Block
 
 B, H, G, S, N, D = 2, 3, 2, 7, 15, 8
 START = 40
@@ -288,7 +288,7 @@ def test_rows_that_no_query_of_a_tile_sees_are_left_out(
     itself: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mass of a chunk, in tiles, with and without the knowledge that its own rows stand last."""
-    monkeypatch.setattr("vqx.attention.TILE", 2 * 4 * 60 * 5)
+    monkeypatch.setattr("vqx.state.attention.TILE", 2 * 4 * 60 * 5)
     drawn = [
         mx.random.normal(shape, key=mx.random.key(n))
         for n, shape in enumerate([(2, 2, 2, 23, 8), (2, 2, 60, 8)])

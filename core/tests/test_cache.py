@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 from vqx import EvictingCache, Held, Method, Options, Scorer, accumulated, make_cache
-from vqx.positions import rotary_of
+from vqx.state.positions import rotary_of
 
 Feed = Callable[..., Any]
 FORWARDS = (7, 1, 1, 30, 1, 5, 1, 1)

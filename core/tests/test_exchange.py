@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from vqx import EvictingCache, Method, Options, Scorer, accumulated
-from vqx.exchange import tried
-from vqx.rows import filled
+from vqx.state.exchange import tried
+from vqx.state.rows import filled
 
 LATEST = Scorer(score=lambda held: held.last.weights().mean(axis=2).mean(axis=2), window=4)
 SCORERS = {
@@ -107,7 +107,7 @@ def test_a_disc_that_takes_no_file_costs_no_token(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("vqx.exchange.tempfile.TemporaryDirectory", full)
+    monkeypatch.setattr("vqx.state.exchange.tempfile.TemporaryDirectory", full)
     cache = cache_of(accumulated())
     feed(cache, stream(30), [18, *[1] * 10])
     assert (cache.tokens_seen, cache.tokens_kept, cache._records) == (28, 16, False)
@@ -115,5 +115,5 @@ def test_a_disc_that_takes_no_file_costs_no_token(
 
 def test_a_device_is_tried_before_its_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tried.__wrapped__("here")
-    monkeypatch.setattr("vqx.exchange.mx.import_function", lambda file: lambda *arrays: [*arrays])
+    monkeypatch.setattr("vqx.state.exchange.mx.import_function", lambda file: lambda *arrays: [*arrays])
     assert not tried.__wrapped__("a device that gives back what it got")

@@ -10,8 +10,8 @@ import pytest
 from mlx_lm.models.rope_utils import initialize_rope
 from vqx import EvictingCache, Method, Options, expectation
 from vqx.expectation import expected, expected_logits, gathered
-from vqx.layer import Layer
-from vqx.positions import rotary_of
+from vqx.state.layer import Layer
+from vqx.state.positions import rotary_of
 
 D = 32
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

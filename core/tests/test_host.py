@@ -16,7 +16,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prom
 from vqx import EvictingCache, UnknownMethod, attach, detach, make_cache
 from vqx.host.layers import attention_of
 from vqx.host.watching import watch_attention
-from vqx.rows import filled
+from vqx.state.rows import filled
 
 pytestmark = pytest.mark.usefixtures("toys")
 

@@ -5,8 +5,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx import attention, kernels
-from vqx.attention import Block
+from vqx import kernels
+from vqx.state import attention
+from vqx.state.attention import Block
 
 vqx_kernels = pytest.importorskip("vqx_kernels")
 testing = pytest.importorskip("vqx_kernels.testing")

@@ -86,7 +86,7 @@ def test_sequences_of_a_batch_do_not_see_each_other(stream: Feed, feed: Feed) ->
 def test_a_query_sees_its_own_heads_rows_up_to_its_own_position(
     length: int, stream: Feed, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vqx.lanes.TILE", 200)
+    monkeypatch.setattr("vqx.state.lanes.TILE", 200)
     tokens = stream(40, batch=2, heads=2, group=3)
     cache = EvictingCache(Method(accumulated(), 9, 1, 2, floor=0.0), MODEL)
     feed(cache, tokens, [20, *[1] * 4, length])

@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated
-from vqx.layer import Layer, Plan, admit, stand_ins
-from vqx.rows import Rows
+from vqx.state.layer import Layer, Plan, admit, stand_ins
+from vqx.state.rows import Rows
 
 ALIKE = Scorer(score=lambda held: 0.0)
 
@@ -97,7 +97,7 @@ def test_a_score_is_shown_the_latest_queries_however_they_arrived(
         return 0.0
 
     cache = EvictingCache(Method(Scorer(score=score, window=4), budget=10), Options(queries="model"))
-    monkeypatch.setattr("vqx.exchange.ALIKE", 99)  # a recorded step asks no score again
+    monkeypatch.setattr("vqx.state.exchange.ALIKE", 99)  # a recorded step asks no score again
     tokens, seen = stream(23), 0
     for length in lengths:
         seen += length

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from vqx import EvictingCache, Held, Method, Options, Scorer
-from vqx.positions import rotary_of
+from vqx.state.positions import rotary_of
 
 ENGINES = [
     Options(queries="model"),

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 from vqx.options import Options
-from vqx.packing import packing_of
+from vqx.state.packing import packing_of
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])

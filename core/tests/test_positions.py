@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.rope_utils import initialize_rope
 from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated, make_cache
-from vqx.positions import Rotary, rotary_of
+from vqx.state.positions import Rotary, rotary_of
 
 D, BUDGET, N_SINK = 64, 16, 4
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}

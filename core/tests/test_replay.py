@@ -6,9 +6,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated, replay
-from vqx.attention import Block
-from vqx.replay import HostBlock
+from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated
+from vqx.state import replay
+from vqx.state.attention import Block
+from vqx.state.replay import HostBlock
 from vqx.stream import Kept, advance
 
 Array = np.ndarray[Any, Any]

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import (
     save_prompt_cache,
     trim_prompt_cache,
 )
-from vqx.reversible import ReversibleCache
+from vqx.state.reversible import ReversibleCache
 
 pytestmark = pytest.mark.usefixtures("toys")
 

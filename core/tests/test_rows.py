@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vqx.rows import STEP, Rows, append, append_bare, filled, move, no_rows, overwrite, pick, reserve
+from vqx.state.rows import STEP, Rows, append, append_bare, filled, move, no_rows, overwrite, pick, reserve
 
 SHAPE = (2, 3)  # B, H
 

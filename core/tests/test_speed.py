@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from vqx import EvictingCache, Method, Options, Scorer, accumulated
-from vqx.positions import rotary_of
+from vqx.state.positions import rotary_of
 
 ALIKE = Scorer(score=lambda held: 0.0)
 LATEST = Scorer(score=lambda held: held.last.weights().mean(axis=2).mean(axis=2), window=4)

@@ -21,8 +21,8 @@ import numpy as np
 from mlx_lm.models import llama
 from pairs import PAIRS, Pair
 from vqx.host.embedded import load_embedded, save_embedded
-from vqx.lanes import positions
 from vqx.noise import frozen
+from vqx.state.lanes import positions
 from vqx_cam.method import DRAWS
 from vqx_keyformer.noise import gumbel
 

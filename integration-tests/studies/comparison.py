@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from compared import ours, repeated
 from compared.ours import Cell
-from vqx import attention
 from vqx.host.embedded import load_embedded
+from vqx.state import attention
 from vqx_eval import Engine, Job, open_store, run, tasks_named, wanted
 from vqx_eval.candidates import FULL, ROTATING
 from vqx_eval.samples import batches, digest

@@ -29,7 +29,7 @@ from faults.caches import CACHES, own_masks
 from faults.future import future_mass, lost_mass
 from mlx_lm.models.cache import KVCache
 from vqx.host.embedded import load_embedded
-from vqx.positions import rotary_of
+from vqx.state.positions import rotary_of
 
 TEXTS = sorted((Path(__file__).parent.parent / "texts").glob("*.txt"))
 PLACES = (0, 900)

@@ -13,7 +13,7 @@ from importlib.metadata import version
 import mlx.core as mx
 import numpy as np
 from vqx import eviction, kernels
-from vqx.attention import Block
+from vqx.state.attention import Block
 from vqx_h2o.method import H2OConfig, h2o
 
 ROUNDS = 300

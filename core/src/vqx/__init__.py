@@ -6,13 +6,13 @@ from vqx import blas as _blas
 
 _blas.preload()  # before the first import of mlx
 
-from vqx.cache import EvictingCache  # noqa: E402
 from vqx.hookspecs import hookimpl  # noqa: E402
 from vqx.options import Options  # noqa: E402
 from vqx.registry import PluginError, UnknownMethod  # noqa: E402
 from vqx.registry import registry as _registry  # noqa: E402
 from vqx.scorers import WHOLE, Arrivals, Held, Method, Scorer, accumulated  # noqa: E402
 from vqx.spec import Collapse, LayerInfo, MethodSpec, Setting  # noqa: E402
+from vqx.state.cache import EvictingCache  # noqa: E402
 
 if TYPE_CHECKING:
     from vqx.adapted import KVCacheBuilder, KVCacheConfig

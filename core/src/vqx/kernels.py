@@ -45,7 +45,7 @@ def described() -> list[str]:
 def gained(
     block: Any, *, itself: bool = True, old: int = 0, causal: bool = True, **fused: Any
 ) -> mx.array | None:
-    """The weights of a ``vqx.attention.Block`` fused into one number a row, ``[B, H, n]`` float32.
+    """The weights of a ``vqx.state.attention.Block`` fused into one number a row, ``[B, H, n]`` float32.
 
     None where no kernel serves it: a host's own mask, logits that came from elsewhere, too many queries.
     """

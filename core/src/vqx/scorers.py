@@ -112,7 +112,7 @@ class Held(NamedTuple):
     read: Callable[[], tuple[Any, Any]]  # keys and values, for those scores that read rows
     last: Any = None  # the Attention of the latest `window` queries; None where window is 0
     notes: Mapping[str, Any] = {}  # what `note` gathered
-    rotary: Any = None  # the layer's vqx.positions.Rotary, where the scorer asks for it
+    rotary: Any = None  # the layer's vqx.state.positions.Rotary, where the scorer asks for it
     place: Any = 0  # the next query's, as the keys are turned; `newest` + 1 at absolute positions
     across: Callable[[Any], Any] | None = None  # the mean over the processes that share the layer's heads
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from vqx.replay import replay
-from vqx.rows import Rows, pick
 from vqx.scorers import Arrivals, Method
+from vqx.state.replay import replay
+from vqx.state.rows import Rows, pick
 
 
 class Kept(NamedTuple):

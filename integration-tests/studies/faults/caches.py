@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import llama
-from vqx.positions import Rotary
+from vqx.state.positions import Rotary
 
 SINKS = 4
 

@@ -1,7 +1,7 @@
 """Attention of a few queries over the rows of a layer: what each row gained, and the row that goes.
 
 MLX's fused attention returns no weights. Here the keys are read once where they lie, in their own dtype,
-by many blocks where there are many rows; the reference is ``vqx.attention.Block``.
+by many blocks where there are many rows; the reference is ``vqx.state.attention.Block``.
 """
 
 import functools

@@ -82,5 +82,5 @@ def texts(target: str, body: Body) -> dict[str, Any]:
 
 
 def _laid_out(name: str, array: mx.array, body: Body) -> mx.array:
-    # flat is contiguous; mx.contiguous cannot be exported, which vqx.exchange wants to
+    # flat is contiguous; mx.contiguous cannot be exported, which vqx.state.exchange wants to
     return array if name in STRIDED or not body.strided else array.reshape(-1)

@@ -12,7 +12,7 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 from vqx import EvictingCache, LayerInfo, Method, Options, accumulated
 from vqx.build import chain_of, methods_for
-from vqx.layer import settle
+from vqx.state.layer import settle
 from vqx.testing import Shape, cache_of, feed, remaining, stream
 from vqx_ada import AdaConfig
 from vqx_ada.method import wrap

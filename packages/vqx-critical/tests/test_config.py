@@ -5,7 +5,7 @@ from typing import Any
 import mlx.nn as nn
 import pytest
 from vqx import LayerInfo, Method, Options, accumulated
-from vqx.cache import EvictingCache
+from vqx.state.cache import EvictingCache
 from vqx.testing import Shape, attending, feed, stream
 from vqx_critical import CriticalConfig
 from vqx_critical.method import build, wrap

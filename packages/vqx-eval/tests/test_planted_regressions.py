@@ -12,10 +12,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from vqx import EvictingCache, Method, Options, Scorer
-from vqx.layer import settle
-from vqx.positions import rotary_of
 from vqx.registry import Registry
 from vqx.settings import settings
+from vqx.state.layer import settle
+from vqx.state.positions import rotary_of
 from vqx_eval.candidates import Candidate, Engine
 from vqx_eval.forced import forced
 from vqx_eval.samples import Batch, batches

@@ -106,7 +106,7 @@ def test_kept_rows_are_the_oracles(
 ) -> None:
     caches = vqx.make_cache(model, "kvzip", budget=16, n_sink=n_sink)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vqx.attention.TILE", 5000)
+        patch.setattr("vqx.state.attention.TILE", 5000)
         compress(model, tokenizer, caches, CONTEXT, prefix=prefix, chunk=chunk)
     scores, compared = scores_by_hand(model, oracle, chunk, prefix, suffix, n_sink), 0
     for layer, b, h in np.ndindex(LAYERS, 2, 2):

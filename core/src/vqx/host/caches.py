@@ -7,9 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import mlx.nn as nn
 
-from vqx.allotment import Allotment
 from vqx.build import Chain, chain_of, methods_for, split_options
-from vqx.cache import EvictingCache
 from vqx.host.distribution import group_of, mean_over, share_of_layers
 from vqx.host.layers import attention_of, layer_of, plain_layers
 from vqx.host.layers import own_caches as own_caches
@@ -20,11 +18,13 @@ from vqx.host.rotaries import rotaries
 from vqx.host.trial import check_budgets, check_lanes, hidden_queries, packings_for, unbatched
 from vqx.host.watching import expect, watch_arithmetic, watch_attention
 from vqx.options import Options, Queries, one_of
-from vqx.packing import Packing
-from vqx.positions import Rotary
 from vqx.registry import UnknownMethod
 from vqx.spec import LayerInfo
-from vqx.turn import Turn
+from vqx.state.allotment import Allotment
+from vqx.state.cache import EvictingCache
+from vqx.state.packing import Packing
+from vqx.state.positions import Rotary
+from vqx.state.turn import Turn
 
 _BEFORE = "_make_cache_before_vqx"
 

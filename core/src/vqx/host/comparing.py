@@ -8,10 +8,10 @@ import mlx.nn as nn
 from mlx_lm import stream_generate
 from mlx_lm.models.cache import KVCache
 
-from vqx.cache import EvictingCache
 from vqx.host.caches import cache_factory, own_caches
 from vqx.settings import label
 from vqx.spec import Setting
+from vqx.state.cache import EvictingCache
 
 FULL = "full cache"
 

@@ -12,12 +12,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from vqx.cache import EvictingCache
 from vqx.host.caches import BEST, cache_factory
 from vqx.host.embedded import load_embedded
 from vqx.host.layers import own_caches
 from vqx.options import Prompt
 from vqx.registry import registry
+from vqx.state.cache import EvictingCache
 
 CHUNK = 256
 

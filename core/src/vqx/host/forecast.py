@@ -1,7 +1,7 @@
 """What fits: the memory that a model and its caches will take, found without running the model.
 
 Forwards are traced as mlx-lm would run them, prompt in chunks and token by token, and MLX's evaluation of
-each is walked through (:mod:`vqx.memory`): so every model, method and option is counted by what it does.
+each is walked through (:mod:`vqx.host.memory`): so every model, method and option is counted by what it does.
 """
 
 from bisect import bisect_left
@@ -12,11 +12,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from vqx.cache import EvictingCache
 from vqx.host.caches import Question, cache_factory, own_caches
+from vqx.host.memory import peak, traced
 from vqx.host.shapes import config_of, shaped
-from vqx.memory import peak, traced
 from vqx.options import at_least
+from vqx.state.cache import EvictingCache
 
 
 class Forecast(NamedTuple):

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import mlx.nn as nn
 
-from vqx.cache import EvictingCache
 from vqx.host.caches import Question, attach
 from vqx.host.embedded import load_embedded
 from vqx.host.models import EMBEDDED
+from vqx.state.cache import EvictingCache
 
 REFUSED = {
     "kv_bits": "it would leave evicting caches as they are",

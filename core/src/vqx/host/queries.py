@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from vqx.cache import EvictingCache
 from vqx.host.layers import caches_with
 from vqx.host.watching import watch_attention
 from vqx.options import Options
 from vqx.scorers import WHOLE, Method, Scorer
+from vqx.state.cache import EvictingCache
 
 
 def queries_of(model: nn.Module, tokens: Sequence[int]) -> dict[int, mx.array]:

@@ -16,7 +16,7 @@ from vqx.build import Chain, label
 from vqx.fingerprint import fingerprint
 from vqx.host.layers import attention_of
 from vqx.registry import registry
-from vqx.saved import Made, Recipe
+from vqx.state.saved import Made, Recipe
 
 _known: "weakref.WeakValueDictionary[int, nn.Module]" = weakref.WeakValueDictionary()
 

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from vqx.cache import EvictingCache
+from vqx.state.cache import EvictingCache
 
 _now = threading.local()
 

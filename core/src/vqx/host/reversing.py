@@ -6,10 +6,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from vqx.cache import EvictingCache
 from vqx.host.watching import watch_attention
-from vqx.reversible import ReversibleCache
-from vqx.turn import Turn
+from vqx.state.cache import EvictingCache
+from vqx.state.reversible import ReversibleCache
+from vqx.state.turn import Turn
 
 
 def reversible(model: nn.Module, fresh: Callable[[], list[Any]], undo: int) -> Callable[[], list[Any]]:

@@ -7,7 +7,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from vqx.host.layers import own_caches, ropes_of
-from vqx.positions import Rotary, rotary_of
+from vqx.state.positions import Rotary, rotary_of
 
 FAR = 37
 

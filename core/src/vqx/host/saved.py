@@ -18,15 +18,15 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import cache as theirs
 
 from vqx.build import chain_of
-from vqx.cache import EvictingCache
 from vqx.fingerprint import fingerprint, same_model
 from vqx.host.caches import cache_factory, own_caches
 from vqx.host.layers import attention_of, plain_layers
 from vqx.host.recipes import known, named_files, versions
-from vqx.layer import Layer
 from vqx.registry import PluginError
-from vqx.reversible import ReversibleCache
-from vqx.saved import Saved, read
+from vqx.state.cache import EvictingCache
+from vqx.state.layer import Layer
+from vqx.state.reversible import ReversibleCache
+from vqx.state.saved import Saved, read
 
 Name: TypeAlias = str | os.PathLike[str]
 

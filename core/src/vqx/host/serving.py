@@ -17,10 +17,10 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.server import APIHandler, ModelProvider
 
-from vqx.batch import EvictingBatch
-from vqx.cache import EvictingCache
 from vqx.host.mains import Eviction, evicting, kept, replaced
 from vqx.host.trial import check_evicts
+from vqx.state.batch import EvictingBatch
+from vqx.state.cache import EvictingCache
 
 ROUTE = "/v1/vqx"
 

@@ -11,12 +11,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from vqx.batch import EvictingBatch
-from vqx.cache import EvictingCache
-from vqx.lanes import one_lane
 from vqx.options import Options
-from vqx.packing import Packing, packing_of
 from vqx.scorers import Method, Scorer
+from vqx.state.batch import EvictingBatch
+from vqx.state.cache import EvictingCache
+from vqx.state.lanes import one_lane
+from vqx.state.packing import Packing, packing_of
 
 _KEEPS_ALL = Method(Scorer(score=lambda held: 0.0), budget=2**30)
 

@@ -18,9 +18,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
 
-from vqx.batch import EvictingBatch
-from vqx.cache import EvictingCache
-from vqx.reversible import ReversibleCache
+from vqx.state.batch import EvictingBatch
+from vqx.state.cache import EvictingCache
+from vqx.state.reversible import ReversibleCache
 
 NAME = "scaled_dot_product_attention"
 

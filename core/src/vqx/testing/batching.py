@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
-from vqx.batch import EvictingBatch
-from vqx.cache import EvictingCache
+from vqx.state.batch import EvictingBatch
+from vqx.state.cache import EvictingCache
 from vqx.testing.driving import feed
 from vqx.testing.streams import Stream
 

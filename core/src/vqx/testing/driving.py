@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from vqx.build import chain_of, methods_for
-from vqx.cache import EvictingCache
-from vqx.layer import settle
 from vqx.options import Options, Queries
-from vqx.positions import rotary_of
-from vqx.rows import filled
 from vqx.scorers import Method
 from vqx.spec import LayerInfo
+from vqx.state.cache import EvictingCache
+from vqx.state.layer import settle
+from vqx.state.positions import rotary_of
+from vqx.state.rows import filled
 from vqx.testing.streams import Shape, Stream, stream
 
 BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from vqx import kernels
 from vqx.options import Options, Queries
-from vqx.rows import Rows
+from vqx.state.rows import Rows
 from vqx.testing.driving import cache_of, forward
 from vqx.testing.streams import Shape, stream
 

@@ -17,8 +17,8 @@ import pytest
 
 import vqx
 from vqx.build import split_options
-from vqx.cache import EvictingCache
 from vqx.options import Options, Queries
+from vqx.state.cache import EvictingCache
 from vqx.testing.batching import Batched
 from vqx.testing.driving import (
     PROMPT,

@@ -1,7 +1,7 @@
 """Ada-KV: one ranking over all heads of a layer says how many rows each head keeps.
 
 Feng, Lv, Cao, Xie, Zhou, "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation for Efficient
-LLM Inference", 2024, arXiv 2407.11550, algorithm 1. How the rows are held is the core's (``vqx.lanes``).
+LLM Inference", 2024, arXiv 2407.11550, algorithm 1. The core holds the rows (``vqx.state.lanes``).
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,8 @@ import mlx.core as mx
 from vqx import EvictingCache, Held, LayerInfo, Method, Options, Scorer, Setting
 from vqx.build import chain_of, methods_for, split_options
 from vqx.planted import WIDTH
-from vqx.positions import rotary_of
 from vqx.settings import label
+from vqx.state.positions import rotary_of
 
 from vqx_eval.candidates import SINKS, Candidate
 

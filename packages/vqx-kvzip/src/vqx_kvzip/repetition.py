@@ -9,8 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 from vqx import WHOLE, EvictingCache
-from vqx.layer import Layer, settle
 from vqx.options import at_least
+from vqx.state.layer import Layer, settle
 
 from vqx_kvzip.method import REPEATED, score
 

@@ -2,7 +2,7 @@
 
 Wang, Cui, Gan, Liu, Zhang, "SqueezeAttention: 2D Management of KV-Cache in LLM Inference via Layer-wise
 Optimal Budget", ICLR 2025, arXiv 2404.04793, algorithm 1. How layers decide together is the core's
-(``vqx.allotment``).
+(``vqx.state.allotment``).
 """
 
 import itertools

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import mlx.core as mx
 
-from vqx.rows import Rows, filled
+from vqx.state.rows import Rows, filled
 
 ELSEWHERE = 2**30
 """The position, for a head, of a row of another head: no sink, not recent, seen by no query."""

@@ -2,7 +2,7 @@
 
 A prompt is read by each kind of sequence as it would be read alone: those with the same history, and as many
 new tokens, are one layer (a part), and only attention sees all of them side by side. The first token after
-it joins the parts (``vqx.joined``), so that decoding treats the batch as a whole. While all sequences have
+it joins the parts (``vqx.state.joined``): decoding treats the batch as a whole. While all sequences have
 one history, the cache of one sequence does all.
 """
 
@@ -12,13 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from vqx import joined
-from vqx.allotment import Allotment
-from vqx.layer import Layer, Plan, admit, caught_up, dense, settle, stand_ins, watch
-from vqx.parts import Part, causal, of_each, seen_by, side_by_side, split
-from vqx.saved import Recipe
-from vqx.shown import check, unusable
-from vqx.turn import Turn
+from vqx.state import joined
+from vqx.state.allotment import Allotment
+from vqx.state.layer import Layer, Plan, admit, caught_up, dense, settle, stand_ins, watch
+from vqx.state.parts import Part, causal, of_each, seen_by, side_by_side, split
+from vqx.state.saved import Recipe
+from vqx.state.shown import check, unusable
+from vqx.state.turn import Turn
 
 
 class EvictingBatch:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import mlx.core as mx
 
 from vqx import kernels
-from vqx.layer import Each, Layer, Plan, Seen, Waiting, admit, begun, caught_up, settle, wait, watch
 from vqx.options import Options
-from vqx.rows import Rows, append, overwrite
 from vqx.scorers import Method, accumulated
+from vqx.state.layer import Each, Layer, Plan, Seen, Waiting, admit, begun, caught_up, settle, wait, watch
+from vqx.state.rows import Rows, append, overwrite
 
 Replay: TypeAlias = Callable[..., list[mx.array]]
 
@@ -122,7 +122,7 @@ class Recorder:
         self._alike = 0
 
     def exchange(self, layer: Layer, keys: mx.array, values: mx.array) -> Layer | None:
-        """As ``vqx.layer.admit`` for one token, where layers are ``alike``; None where it is not recorded."""
+        """As ``layer.admit`` for one token, where layers are ``alike``; None where it is not recorded."""
         self._alike += 1
         if self._alike <= ALIKE or threading.current_thread() is not threading.main_thread():
             return None  # MLX gives an imported function the first stream, which is the main thread's alone
@@ -173,7 +173,7 @@ def _recorded(plan: Plan, given: Given, scale: float) -> Replay:
 
 
 def _step(plan: Plan, given: Given, scale: float) -> list[mx.array]:
-    """What ``vqx.layer.admit`` does, of arrays alone: no number in it changes from token to token."""
+    """What ``vqx.state.layer.admit`` does, of arrays alone: no number in it changes from token to token."""
     keys, values, position, columns, _ = given.rows
     if given.late:
         position = mx.concatenate([position, given.late[0]], axis=2)

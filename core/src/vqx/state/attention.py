@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from vqx import kernels
-from vqx.lanes import ELSEWHERE
 from vqx.scorers import Fused, Over, Temperature
+from vqx.state.lanes import ELSEWHERE
 
 TILE = 2**23
 """Logits held at once, in numbers (32 MiB of float32)."""

@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from vqx import eviction, kernels, lanes
-from vqx.attention import HIDDEN, Block
+from vqx import eviction, kernels
 from vqx.options import Options
-from vqx.packing import Packing
-from vqx.positions import Rotary
 from vqx.ranking import top
-from vqx.replay import replay
-from vqx.rows import Rows, apart, append, append_bare, filled, move, no_rows, overwrite, pick
 from vqx.scorers import Arrivals, Held, Method
+from vqx.state import lanes
+from vqx.state.attention import HIDDEN, Block
+from vqx.state.packing import Packing
+from vqx.state.positions import Rotary
+from vqx.state.replay import replay
+from vqx.state.rows import Rows, apart, append, append_bare, filled, move, no_rows, overwrite, pick
 
 WAITING = 32
 """Generated tokens whose queries are held, at least, before the scorer looks at them together."""
@@ -53,7 +54,7 @@ class Seen(NamedTuple):
 
 
 class Each(NamedTuple):
-    """What differs among the sequences of a joined layer (``vqx.joined``), a number for each."""
+    """What differs among the sequences of a joined layer (``vqx.state.joined``), a number for each."""
 
     rows: tuple[int, ...]
     """Rows that it fills, the first ones; what is behind them is padding, and read by nobody."""
@@ -81,7 +82,7 @@ class Layer(NamedTuple):
     seen: Seen | None = None
     key_sum: mx.array | None = None  # [B, H, 1, D] float32, of all keys so far (centred keys)
     notes: Mapping[str, mx.array] = {}  # what the scorer knows of all queries so far
-    heads: int = 1  # heads whose rows stand in one lane (vqx.lanes)
+    heads: int = 1  # heads whose rows stand in one lane (vqx.state.lanes)
     waiting: Waiting | None = None
     slot: mx.array | None = None  # [B, H, 1] the row that goes next, where a kernel chose it
     each: Each | None = None  # the sequences of a batch, where they differ; the counts above are the greatest

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vqx.eviction import LARGEST, safe
-from vqx.rows import Rows, filled
 from vqx.scorers import Fused, Held, Method, Over, Temperature
+from vqx.state.rows import Rows, filled
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from vqx.layer import Layer, Plan, Seen
-from vqx.rows import Rows
+from vqx.state.layer import Layer, Plan, Seen
+from vqx.state.rows import Rows
 
 FORMAT = 1
 """Raised when files of before can no longer be read."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vqx.layer import Layer, Plan, widths
+from vqx.state.layer import Layer, Plan, widths
 
 
 def unusable(plan: Plan, layer: Layer, keys: mx.array, mask: Any) -> tuple[str, bool]:

@@ -10,18 +10,30 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from vqx import lanes
-from vqx.allotment import Allotment
-from vqx.batch import EvictingBatch, unfit
-from vqx.exchange import Recorder, alike, recordable
-from vqx.layer import Layer, Plan, admit, admit_bare, caught_up, dense, placed, stand_ins, wait, watch, widths
 from vqx.options import Options
-from vqx.packing import Packing
-from vqx.positions import Rotary
-from vqx.saved import Recipe, Saved, layer_of, parts, written
 from vqx.scorers import Method
-from vqx.shown import check, unusable
-from vqx.turn import Turn
+from vqx.state import lanes
+from vqx.state.allotment import Allotment
+from vqx.state.batch import EvictingBatch, unfit
+from vqx.state.exchange import Recorder, alike, recordable
+from vqx.state.layer import (
+    Layer,
+    Plan,
+    admit,
+    admit_bare,
+    caught_up,
+    dense,
+    placed,
+    stand_ins,
+    wait,
+    watch,
+    widths,
+)
+from vqx.state.packing import Packing
+from vqx.state.positions import Rotary
+from vqx.state.saved import Recipe, Saved, layer_of, parts, written
+from vqx.state.shown import check, unusable
+from vqx.state.turn import Turn
 
 
 class EvictingCache:
@@ -312,7 +324,7 @@ class EvictingCache:
         """Go on where a cache made as this one was saved.
 
         Args:
-            saved: of ``vqx.saved.read``.
+            saved: of ``vqx.state.saved.read``.
             like: the layer of a cache made as this one that has read anything.
 
         Raises:
@@ -345,7 +357,7 @@ class EvictingCache:
         self.unseen, self._nan = str(facts.get("unseen", "")), arrays.get("nan")
 
     def is_trimmable(self) -> bool:
-        """An evicted row cannot come back, and statistics cannot forget: see ``vqx.reversible``.
+        """An evicted row cannot come back, and statistics cannot forget: see ``vqx.state.reversible``.
 
         Before the first eviction too: mlx-lm asks once, and speculates on across it.
         """
@@ -423,7 +435,7 @@ class EvictingCache:
         return EvictingBatch
 
     def another(self, layer: Layer | None, nan: mx.array | None = None, unseen: str = "") -> "EvictingCache":
-        """A cache made as this one, that holds ``layer``; the others as ``vqx.shown.check`` takes them."""
+        """A cache made as this one, that holds ``layer``; the others as ``shown.check`` takes them."""
         other = copy.copy(self)
         other.layer, other.unseen, other._nan, other.turn = layer, unseen, nan, None
         return other

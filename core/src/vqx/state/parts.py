@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from vqx import joined
-from vqx.layer import Layer, Plan, dense
+from vqx.state import joined
+from vqx.state.layer import Layer, Plan, dense
 
 
 class Part(NamedTuple):

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 import numpy as np
 
-from vqx.attention import HIDDEN
-from vqx.layer import Each, Layer, Plan, Seen, settle
-from vqx.rows import Rows, filled, overwrite, reserve
 from vqx.scorers import Arrivals
+from vqx.state.attention import HIDDEN
+from vqx.state.layer import Each, Layer, Plan, Seen, settle
+from vqx.state.rows import Rows, filled, overwrite, reserve
 
 
 def each_of(layer: Layer) -> Each:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from vqx.cache import EvictingCache
-from vqx.layer import Layer
-from vqx.rows import filled
-from vqx.turn import Turn
+from vqx.state.cache import EvictingCache
+from vqx.state.layer import Layer
+from vqx.state.rows import filled
+from vqx.state.turn import Turn
 
 
 class Waiting(NamedTuple):
