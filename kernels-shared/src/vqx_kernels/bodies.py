@@ -68,10 +68,10 @@ class Body(NamedTuple):
         adjust = f"#define VQX_ADJUST(logit, at) {self.adjust}\n"
         return "".join(_text(name) for name in HEADERS[target]) + adjust + _text("attention.h")
 
-    @property
-    def key(self) -> str:
-        """Tells apart bodies of one name: MLX and the host keep what they compiled by it."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:10]
+    def key(self, target: str, types: tuple[str, ...]) -> str:
+        """Tells apart what a target compiles of bodies of one name, for arrays of these types."""
+        whole = (self.header(target), self.source(target), *self.reads, *self.writes, *types)
+        return hashlib.sha256("\0".join(whole).encode()).hexdigest()[:10]
 
 
 HEADERS = {

@@ -39,7 +39,8 @@ def run(
     if target == "host":
         return host.run(body, [arrays[name] for name in body.reads], constants, parts, rows, outputs)
     inputs = [_laid_out(name, arrays[name], body) for name in body.reads]
-    return launch(built(target, body), inputs, constants, rows=rows, parts=parts, outputs=outputs)
+    types = tuple(str(array.dtype) for array in inputs)
+    return launch(built(target, body, types), inputs, constants, rows=rows, parts=parts, outputs=outputs)
 
 
 def launch(
@@ -64,15 +65,19 @@ def launch(
 
 
 @functools.cache
-def built(target: str, body: Body) -> Any:
+def built(target: str, body: Body, types: tuple[str, ...]) -> Any:
     """The kernel as MLX builds it."""
-    return (mx.fast.metal_kernel if target == "metal" else mx.fast.cuda_kernel)(**texts(target, body))
+    return (mx.fast.metal_kernel if target == "metal" else mx.fast.cuda_kernel)(**texts(target, body, types))
 
 
-def texts(target: str, body: Body) -> dict[str, Any]:
-    """What ``mx.fast.metal_kernel`` and ``mx.fast.cuda_kernel`` are called with."""
+def texts(target: str, body: Body, types: tuple[str, ...]) -> dict[str, Any]:
+    """What ``mx.fast.metal_kernel`` and ``mx.fast.cuda_kernel`` are called with.
+
+    On CUDA, MLX keeps what it compiled by name and constants alone, in a folder that all processes share: a
+    name that did not tell types and texts apart would have bfloat16 read as float16.
+    """
     return {
-        "name": f"vqx_{body.name}_{body.key}",
+        "name": f"vqx_{body.name}_{body.key(target, types)}",
         "input_names": list(body.reads),
         "output_names": list(body.writes),
         "header": body.header(target),
