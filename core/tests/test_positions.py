@@ -221,6 +221,28 @@ def test_a_turn_back_is_a_turn_the_other_way_to_the_bit(rope: nn.RoPE, dtype: mx
     assert mx.array_equal(rotary.turn_back(keys, steps), rotary.turn(keys, -steps)).item()
 
 
+@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_a_kernel_turns_back_as_the_module_does(
+    name: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vqx_kernels = pytest.importorskip("vqx_kernels")
+    rotary, most = rotary_of(ROPES[name](), D), 3000
+    both = mx.random.normal((2, 3, 80, D), key=mx.random.key(1)).astype(dtype)
+    keys = both[:, :, :40]  # a part of a longer buffer, as a cache holds them
+    steps = mx.random.randint(0, most, (2, 3, 40), key=mx.random.key(2)).astype(mx.int32)
+    called, loops = [], vqx_kernels.turned
+    monkeypatch.setattr(vqx_kernels, "turned", lambda *given: called.append(given[0]) or loops(*given))
+    monkeypatch.setenv("VQX_DEVICE", "host")
+    found = rotary.placed(keys, steps, most)
+    assert called == ["host"]
+    assert found.dtype == dtype
+    # the module rounds an angle of t steps to float32, and the two tables round others; numbers up to 8
+    bound = {mx.float32: most * 2**-21, mx.float16: 2**-8, mx.bfloat16: 2**-5}[dtype]
+    far = mx.abs(found.astype(mx.float32) - rotary.turn_back(keys, steps).astype(mx.float32))
+    assert mx.max(far).item() <= bound
+
+
 @pytest.mark.parametrize(
     ("rope", "reason"),
     [

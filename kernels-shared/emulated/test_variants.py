@@ -1,12 +1,13 @@
 """Every variant that a rule compiles goes through the audit: each has a text of its own on a device."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx_kernels import attention, probe
+from vqx_kernels import attention, probe, verify
 from vqx_kernels.attention import Asked, Guard, Rule
 from vqx_kernels.testing import audited
 
@@ -43,6 +44,7 @@ WORK = {
     "old rows alone": step(FEW[0]._replace(sinks=None), FEW[1], Rule("newest", old=8, fuse_logits="sum")),
     "many blocks": step(*LONG, Rule("nothing")),
     "a prompt": given(FEW[0], Rule("later", decay=0.9)),
+    **{name: partial(verify.computed, name=name) for name in verify.WORK if name.startswith("turned")},
 }
 
 

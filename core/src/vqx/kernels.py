@@ -4,13 +4,18 @@ The operations beside which they stand remain the definition; what no kernel ser
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
 from vqx.scorers import Method
+
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+Turns: TypeAlias = tuple[mx.array, mx.array, mx.array]
+"""Which channels turn together ``[2, P]``, and cosine and sine of turns by t and by 256 t, ``[*, P, 2]``."""
 
 
 @functools.cache
@@ -129,6 +134,18 @@ def highest(score: mx.array, position: mx.array, keep: int) -> mx.array | None:
     return found
 
 
+def turned(keys: mx.array, steps: mx.array, turns: Callable[[], Turns]) -> mx.array | None:
+    """Keys ``[B, H, n, D]`` turned back by ``steps`` ``[B, H, n]``, none of which ``turns`` lacks.
+
+    None: no kernel here.
+    """
+    kernels, where = offered(), target()
+    if kernels is None or where == "reference" or keys.dtype not in FLOATS:
+        return None
+    found: mx.array = kernels.turned(where, keys, steps, kernels.Turns(*turns()))
+    return found
+
+
 def expected(keys: mx.array, mean: mx.array, covariance: mx.array) -> mx.array | None:
     """As ``vqx.expectation.expected_logits``; None: the host's loops, which serve it, do not run here."""
     kernels = _of_keys(keys)
@@ -149,7 +166,7 @@ def spared(rows: Any, position: Any, threshold: float) -> mx.array | None:
 
 def _of_keys(keys: Any) -> Any | None:
     """The kernels, where they run as loops: on a GPU these products of matrices are left to MLX's own."""
-    right = isinstance(keys, mx.array) and keys.dtype in (mx.float32, mx.float16, mx.bfloat16)
+    right = isinstance(keys, mx.array) and keys.dtype in FLOATS
     return offered() if right and 0 < keys.shape[3] <= 512 and keys.shape[2] and target() == "host" else None
 
 

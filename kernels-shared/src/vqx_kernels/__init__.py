@@ -5,6 +5,7 @@ from vqx_kernels.bodies import Method
 from vqx_kernels.keys import expected, spared
 from vqx_kernels.selection import survivors, victim
 from vqx_kernels.targets import Target, choose, describe, targets
+from vqx_kernels.turning import Turns, turned
 
 __all__ = [
     "Asked",
@@ -13,6 +14,7 @@ __all__ = [
     "Rule",
     "Step",
     "Target",
+    "Turns",
     "choose",
     "describe",
     "expected",
@@ -23,5 +25,6 @@ __all__ = [
     "step",
     "survivors",
     "targets",
+    "turned",
     "victim",
 ]

@@ -39,6 +39,7 @@ FRAGMENTS = {
     "survivors": Fragment(("ranked", "position", "sizes"), ("stay",)),
     "expected": Fragment(("keys", "mean", "covariance", "sizes"), ("expected",)),
     "repeats": Fragment(("keys", "position", "sizes", "factors"), ("newest", "product")),
+    "turned": Fragment(("keys", "slots", "steps", "sizes", "channels", "near", "far"), ("turned",)),
     "spared": Fragment(("newest", "product", "sizes"), ("spared",)),
 }
 ATTENTION = ("logits", "tops", "columns")

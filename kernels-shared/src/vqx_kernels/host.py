@@ -106,10 +106,16 @@ def run(
     strides = (ctypes.POINTER(ctypes.c_int64) * len(held))(*(tensor.strides for tensor, _ in held))
     asked = (ctypes.c_int32 * len(RUNTIME))(*(int(constants.get(name, 0)) for name in RUNTIME))
     function(pointers, strides, parts, rows, asked)
-    return [mx.array(result) for result in results]
+    return [
+        mx.array(result).view(mx.bfloat16) if dtype == mx.bfloat16 else mx.array(result)
+        for result, (_, dtype) in zip(results, outputs, strict=True)
+    ]
 
 
-NUMPY = {mx.float32: np.float32, mx.int32: np.int32, mx.bool_: np.bool_}
+NUMPY: dict[mx.Dtype, Any] = {
+    mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16,  # NumPy has no bfloat16
+    mx.int32: np.int32, mx.bool_: np.bool_,
+}  # fmt: skip
 
 
 class _Tensor(ctypes.Structure):

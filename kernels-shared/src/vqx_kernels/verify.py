@@ -6,15 +6,18 @@ loops; the expected bits stand in the package.
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from vqx_kernels import attention, keys, probe, selection
+from vqx_kernels import attention, keys, probe, selection, turning
 from vqx_kernels.attention import Asked, Guard, Rule
 
 TYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -66,18 +69,20 @@ def inputs(number: int, case: Case) -> tuple[Asked, mx.array]:
     return asked, mx.array(mass)
 
 
-def special() -> Iterator[tuple[str, mx.array, mx.array]]:
-    """Scores and positions in which a careless selection goes wrong."""
+def special() -> dict[str, tuple[mx.array, mx.array]]:
+    """Scores and positions in which a careless selection goes wrong, by name."""
     place = mx.array(
         np.random.Generator(np.random.Philox(1)).permuted(np.tile(np.arange(700), (1, 2, 1)), axis=2)
     )
     place = place.astype(mx.int32)
-    yield "all equal", mx.zeros((1, 2, 700)), place
-    yield "equal far apart", mx.where(place % 256 == 3, -1.0, 1.0), place
-    yield "all protected", mx.full((1, 2, 700), mx.inf), place
-    yield "zeros of both signs", mx.where(place % 2 == 0, 0.0, -0.0), place
     ends = mx.where(place % 5 == 0, -mx.inf, mx.where(place % 7 == 0, mx.inf, place.astype(mx.float32)))
-    yield "infinities", ends, place
+    return {
+        "all equal": (mx.zeros((1, 2, 700)), place),
+        "equal far apart": (mx.where(place % 256 == 3, -1.0, 1.0), place),
+        "all protected": (mx.full((1, 2, 700), mx.inf), place),
+        "zeros of both signs": (mx.where(place % 2 == 0, 0.0, -0.0), place),
+        "infinities": (ends, place),
+    }
 
 
 def known() -> tuple[mx.array, mx.array, mx.array, mx.array]:
@@ -91,47 +96,90 @@ def known() -> tuple[mx.array, mx.array, mx.array, mx.array]:
     return rows.astype(mx.bfloat16), mx.array(position), mean, covariance
 
 
-def computed(target: str) -> Iterator[tuple[str, dict[str, mx.array]]]:
-    """Every case on a target, by what it writes."""
-    yield "small", probe.small(target)
-    for number, case in enumerate(CASES):
-        asked, mass = inputs(number, case)
-        step = attention.step(
-            target, asked, case.rule, probe.MASS, {"mass": mass}, Guard(4, 8, ((40, 60),)), (0.5,)
-        )
-        gained = attention.gained(target, asked, case.rule)
-        yield case.name, {"mass": step.written["mass"], "slot": step.slot, "gained": gained}
-    for name, ranked, place in special():
-        slot = selection.victim(target, ranked, place)
-        yield name, {"slot": slot, "stay": selection.survivors(target, ranked, place, 500)}
+def attended(target: str, number: int) -> dict[str, mx.array]:
+    """A case's step, and what its rows gained."""
+    asked, mass = inputs(number, case := CASES[number])
+    guard = Guard(4, 8, ((40, 60),))
+    step = attention.step(target, asked, case.rule, probe.MASS, {"mass": mass}, guard, (0.5,))
+    gained = attention.gained(target, asked, case.rule)
+    return {"mass": step.written["mass"], "slot": step.slot, "gained": gained}
+
+
+def chosen(target: str, name: str) -> dict[str, mx.array]:
+    """The row that goes of special scores, and the 500 that stay."""
+    ranked, place = special()[name]
+    slot = selection.victim(target, ranked, place)
+    return {"slot": slot, "stay": selection.survivors(target, ranked, place, 500)}
+
+
+def of_keys(target: str) -> dict[str, mx.array]:
+    """What keys say without queries."""
     rows, place, mean, covariance = known()
-    yield "expected", {"logits": keys.expected(target, rows, mean, covariance)}
-    yield "repeats", {"spared": keys.spared(target, rows, place, 0.5)}
+    logits, spared = keys.expected(target, rows, mean, covariance), keys.spared(target, rows, place, 0.5)
+    return {"logits": logits, "spared": spared}
+
+
+def turned(target: str, dtype: mx.Dtype, width: int) -> dict[str, mx.array]:
+    """Rows gathered and turned, and rows turned where they lie; a quarter of the channels is not turned."""
+    made = np.random.Generator(np.random.Philox(width))
+    rows = made.standard_normal((2, 2, 150, width)).astype(np.float32)
+    steps = made.integers(-5, 1024, (2, 2, 100)).astype(np.int32)
+    slots = made.permuted(np.tile(np.arange(150, dtype=np.int32), (2, 2, 1)), axis=2)[..., :100]
+    apart, pairs = width // 4, width // 2
+    near, far = (made.random((count, pairs, 2), np.float32) for count in (turning.NEAR, 4))
+    channels = made.permutation(width).reshape(2, pairs).astype(np.int32)
+    near[:, : apart // 2], far[:, : apart // 2] = (1, 0), (1, 0)
+    turns = turning.Turns(*map(mx.array, (channels, near, far)))
+    given = (target, mx.array(rows).astype(dtype), mx.array(steps), turns)
+    return {"gathered": turning.turned(*given, mx.array(slots)), "turned": turning.turned(*given)}
+
+
+WORK: dict[str, Callable[[str], dict[str, mx.array]]] = {
+    "small": probe.small,
+    **{case.name: partial(attended, number=number) for number, case in enumerate(CASES)},
+    **{name: partial(chosen, name=name) for name in special()},
+    "keys alone": of_keys,
+    **{
+        f"turned {dtype}": partial(turned, dtype=TYPES[dtype], width=width)
+        for dtype, width in (("float32", 32), ("float16", 80), ("bfloat16", 256))
+    },
+}
+"""Every case, by what it writes on a target."""
+
+
+def computed(target: str, name: str) -> dict[str, Any]:
+    """What a case writes, as numbers of NumPy."""
+    return {key: shortened(_numbers(array)) for key, array in WORK[name](target).items()}
+
+
+def _numbers(array: mx.array) -> Any:
+    return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def record(target: str, path: Path) -> None:
     """Write the bits of a target as those expected; the long rows as a sum of their bits."""
-    kept = {}
-    for name, arrays in computed(target):
-        kept.update({f"{name}/{key}": shortened(np.array(array)) for key, array in arrays.items()})
-    np.savez_compressed(path, **kept)
+    np.savez_compressed(
+        path, **{f"{name}/{key}": a for name in WORK for key, a in computed(target, name).items()}
+    )
 
 
 def shortened(array: Any) -> Any:
     """A long array as one number: the sum of its bits, each times its place."""
-    if array.size <= 4096 or array.dtype != np.float32:
+    if array.size <= 4096:
         return array
-    bits = array.reshape(-1).view(np.uint32).astype(np.uint64)
+    bits = array.reshape(-1).view(f"u{array.itemsize}").astype(np.uint64)
     return np.array([(bits * (2 * np.arange(bits.size, dtype=np.uint64) + 1)).sum()])
 
 
 def main(target: str) -> int:
     """Print what was found; 0 where every bit is equal."""
     wanted, different = probe.expected(), 0
-    for name, arrays in computed(target):
-        said = probe.difference(name, {key: shortened(np.array(a)) for key, a in arrays.items()}, wanted)
-        different += bool(said)
-        print(f"{target} {name}: {said or 'equal'}")
+    # a device's compiler takes seconds for each of many kernels, one after the other in one process
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for name, found in zip(WORK, pool.map(partial(computed, target), WORK), strict=True):
+            said = probe.difference(name, found, wanted)
+            different += bool(said)
+            print(f"{target} {name}: {said or 'equal'}", flush=True)
     device = mx.device_info().get("device_name", "") if target != "host" else platform.processor()
     verdict = "DIFFERENT" if different else "EQUAL"
     print(f"{verdict}: {target}, {device}, mlx {version('mlx')}, {platform.platform()}")

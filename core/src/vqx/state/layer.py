@@ -444,7 +444,8 @@ def placed(plan: Plan, layer: Layer) -> mx.array:
     if plan.rotary is None or not plan.compact or not layer.evicted:
         return keys
     origin = layer.rows.columns["origin"]  # as rows before it go, a row's place only becomes less
-    return plan.rotary.turn_back(keys, origin - mx.arange(layer.size, dtype=mx.int32))
+    steps = origin - mx.arange(layer.size, dtype=mx.int32)
+    return plan.rotary.placed(keys, steps, layer.tokens_seen)
 
 
 def _count(keys: mx.array, start: int) -> mx.array:

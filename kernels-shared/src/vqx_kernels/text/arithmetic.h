@@ -31,3 +31,5 @@ VQX_FN vqx_u32 vqx_ordered(float a) {
   vqx_u32 u = vqx_asbits(a == 0.0f ? 0.0f : a);
   return u >> 31 ? ~u : u | 0x80000000u;
 }
+// A number in the type of an array, rounded to the nearest, of two to the even one.
+template <typename T> VQX_FN void vqx_put(VQX_DEV T* to, size_t at, float x) { to[at] = T(x); }

@@ -14,6 +14,11 @@ typedef int64_t vqx_i64;
 typedef _Float16 vqx_half;
 struct vqx_bfloat {
   uint16_t bits;
+  explicit vqx_bfloat(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    bits = f == f ? uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16) : uint16_t(0x7fc0);
+  }
   operator float() const { uint32_t u = uint32_t(bits) << 16; float f; memcpy(&f, &u, 4); return f; }
 };
 // Eight numbers at a time, spelt out: compilers make of the plain loop what is four times slower.

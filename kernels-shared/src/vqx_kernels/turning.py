@@ -1,0 +1,56 @@
+"""Keys in compact positions: gathered, and turned once by the steps that their rows moved.
+
+The model's own rotary module says in tables what a turn is; the reference is ``vqx.state.positions``.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from vqx_kernels.attention import Guard, _sizes
+from vqx_kernels.bodies import compose
+from vqx_kernels.kernel import run
+
+NEAR = 256
+"""Steps of the first table: a turn is one of it after one of the second."""
+SPAN = 32
+"""Rows of a block."""
+
+
+class Turns(NamedTuple):
+    """What turns by so many steps are, pair by pair of channels; one that is not turned has cosine 1."""
+
+    channels: mx.array  # [2, P] int32: the two of each pair, every channel in one
+    near: mx.array  # [256, P, 2] float32: cosine and sine of a turn by t steps
+    far: mx.array  # [F, P, 2] float32: by 256 t steps
+
+
+def turned(
+    target: str, keys: mx.array, steps: mx.array, turns: Turns, slots: mx.array | None = None
+) -> mx.array:
+    """Keys turned back by so many steps, ``[B, H, n, D]`` of the keys' type.
+
+    Args:
+        keys: ``[B, H, N, D]`` float32, float16 or bfloat16.
+        steps: ``[B, H, n]`` int32, less than 256 F; one below 0, of padding, counts as 0.
+        slots: ``[B, H, n]`` int32, the rows to gather; None: the first n where they lie.
+    """
+    batch, heads, n = steps.shape
+    width = keys.shape[3]
+    arrays = {
+        "keys": keys, "slots": steps if slots is None else slots, "steps": steps,
+        "sizes": _sizes(n, 0, Guard()), **turns._asdict(),
+    }  # fmt: skip
+    constants = {
+        "H": heads, "WIDTH": width, "PAIRS": turns.channels.shape[1], "GATHER": int(slots is not None),
+        "SPAN": SPAN,
+    }  # fmt: skip
+    return run(
+        target,
+        compose(("turned",)),
+        arrays,
+        constants,
+        rows=batch * heads,
+        parts=-(-n // SPAN),
+        outputs=[((batch, heads, n, width), keys.dtype)],
+    )[0]
