@@ -13,9 +13,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from vqx.host.caches import Question, cache_factory, own_caches
-from vqx.host.memory import peak, traced
+from vqx.host.memory import peak, traced, under_way
 from vqx.host.shapes import config_of, shaped
 from vqx.options import at_least
+from vqx.state.attention import MOST
 from vqx.state.cache import EvictingCache
 
 
@@ -169,9 +170,11 @@ class _Forward:
         self.given = [*(weight for _, weight in weights), tokens, *_held(caches)]
 
     def peak(self) -> int:
+        few = MOST.set(under_way() // 4)  # a tile of attention is four operations at least
         try:
             graph = traced(self._run, self.given)
         finally:
+            MOST.reset(few)
             self.model.update(tree_unflatten([*self.weights]))
             _change(self.caches, _blank)
         return peak(graph, held=len(self.weights))

@@ -33,17 +33,8 @@ STEPS = {"Erf", "Sigmoid", "Tanh"}
 UPDATES = {"DynamicSliceUpdate", "Scatter", "ScatterAxis", "SliceUpdate"}
 """Operations that write into their first input where nobody else needs it."""
 
-FRESH = {
-    "ArgPartition",
-    "ArgReduce",
-    "ArgSort",
-    "Concatenate",
-    "Gather",
-    "GatherAxis",
-    "GatherMM",
-    "GatherQMM",
-}
-FRESH |= {"GatherQMM", "Matmul", "Pad", "QuantizedMatmul", "Reduce", "ScaledDotProductAttention"}
+FRESH = {"ArgPartition", "ArgReduce", "ArgSort", "Concatenate", "CustomKernel", "Gather", "GatherAxis"}
+FRESH |= {"GatherMM", "GatherQMM", "Matmul", "Pad", "QuantizedMatmul", "Reduce", "ScaledDotProductAttention"}
 """Operations that write into none of their inputs. All others may, as elementwise ones do."""
 
 
@@ -61,6 +52,11 @@ def pace() -> Pace:
     if mx.default_device() == mx.Device(mx.cpu):
         return Pace(10, math.inf, 2, 1)
     return Pace(50, 50, 1, 0) if mx.metal.is_available() else Pace(100, 1000, 1, 0)
+
+
+def under_way() -> int:
+    """Operations that the device may be behind: no more of them hold memory at once."""
+    return (TASKS + 2) * pace().operations
 
 
 class Array(NamedTuple):

@@ -3,6 +3,7 @@
 MLX's fused attention returns no weights, so scoring reads the keys once more; a tile bounds what is held.
 """
 
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -16,6 +17,9 @@ TILE = 2**23
 """Logits held at once, in numbers (32 MiB of float32)."""
 
 HIDDEN = -1e30
+
+MOST: ContextVar[int | None] = ContextVar("MOST", default=None)
+"""Tiles taken of a block, the last ones; None: all, except where only the memory that they take is asked."""
 
 
 class Block(NamedTuple):
@@ -149,7 +153,8 @@ class Block(NamedTuple):
     def _tiles(self) -> list[tuple[int, int]]:
         batch, heads, group, length, _ = self.queries.shape
         step = max(1, TILE // (batch * heads * group * self.position.shape[2]))
-        return [(i, min(i + step, length)) for i in range(0, length, step)]
+        tiles = [(i, min(i + step, length)) for i in range(0, length, step)]
+        return tiles[-(MOST.get() or len(tiles)) :]
 
     def _logits(self, first: int, last: int) -> mx.array:
         """Scaled logits of queries ``first`` to ``last``: ``[B, H, G, s, n]`` float32."""
