@@ -17,7 +17,19 @@ from vqx.state.attention import HIDDEN, Block
 from vqx.state.packing import Packing
 from vqx.state.positions import Rotary
 from vqx.state.replay import replay
-from vqx.state.rows import Rows, apart, append, append_bare, filled, move, no_rows, overwrite, pick
+from vqx.state.rows import (
+    Gone,
+    Rows,
+    apart,
+    append,
+    append_bare,
+    filled,
+    going,
+    move,
+    no_rows,
+    overwrite,
+    pick,
+)
 
 WAITING = 32
 """Generated tokens whose queries are held, at least, before the scorer looks at them together."""
@@ -85,6 +97,7 @@ class Layer(NamedTuple):
     heads: int = 1  # heads whose rows stand in one lane (vqx.state.lanes)
     waiting: Waiting | None = None
     slot: mx.array | None = None  # [B, H, 1] the row that goes next, where a kernel chose it
+    gone: Gone | None = None  # with `undo`: the row that the latest was written over
     each: Each | None = None  # the sequences of a batch, where they differ; the counts above are the greatest
 
     @property
@@ -166,9 +179,14 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
         new = new._replace(keys=mx.depends([new.keys], layer.carried)[0])
         layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
         new = new if layer.heads == 1 else lanes.one_lane(new)
+        gone = None
+        if slot is not None and plan.options.undo:  # read before it is written over
+            gone = going(layer.rows, slot)
+            keys, values = mx.depends([new.keys, new.values], [gone.keys, gone.values])
+            new = new._replace(keys=keys, values=values)
         rows = append(layer.rows, new, bound) if slot is None else overwrite(layer.rows, slot, new)
         seen = None if layer.seen is None else layer.seen.joined(length, slot)
-        layer = layer._replace(rows=rows, seen=seen)
+        layer = layer._replace(rows=rows, seen=seen, gone=gone)
     return layer._replace(
         tokens_seen=start + length, last=length, generated=layer.generated + 1 if length == 1 else 0
     )

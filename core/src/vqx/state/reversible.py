@@ -1,18 +1,19 @@
 """A cache whose latest tokens can be taken back: its method looks at a token once ``undo`` more came.
 
-What was not looked at leaves no trace, so nothing is undone; of the layers that the method went through, as
-many are held as tokens can be taken back. Speculative decoding asks several tokens at once, and each must
-see the rows that it would have seen alone: a mask hides those that its predecessors evict.
+So the rows that a forward of a few tokens reads are known before it begins. Speculative decoding asks several
+tokens at once, and each must see the rows that it would have seen alone: a mask hides those that its
+predecessors evict. Of each token that the method looked at last, what it changed is held: the row that went,
+and the statistics of before.
 """
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from vqx.state.cache import EvictingCache
 from vqx.state.layer import Layer
-from vqx.state.rows import filled
+from vqx.state.rows import Gone, filled, put_back
 from vqx.state.turn import Turn
 
 
@@ -36,6 +37,30 @@ class Waiting(NamedTuple):
         return self._replace(keys=both[0], values=both[1])
 
 
+class Before(NamedTuple):
+    """What a layer was before the method looked at one token more."""
+
+    layer: Layer | None  # without keys and values, where the next layer has them all but one row
+    gone: Gone | None = None  # that row
+
+    def behind(self, after: Layer | None) -> Layer | None:
+        """The layer, whole, where ``after`` is the next one."""
+        if self.layer is None or after is None or self.layer.rows.keys.size:
+            return self.layer
+        rows = after.rows
+        keys, values = (rows.keys, rows.values) if self.gone is None else put_back(rows, self.gone)
+        return self.layer._replace(rows=self.layer.rows._replace(keys=keys, values=values))
+
+
+def between(before: Layer | None, after: Layer) -> Before:
+    """What there is to hold of the layer ``before``; all of it, where several rows went at once."""
+    if before is None or (after.gone is None and after.size != before.size + 1):
+        return Before(before)
+    nothing = mx.zeros((0,))
+    rows = before.rows._replace(keys=nothing, values=nothing)
+    return Before(before._replace(rows=rows, gone=None), after.gone)
+
+
 class ReversibleCache:
     """A cache of which the last ``undo`` tokens can be trimmed, as if they had never been read.
 
@@ -57,7 +82,8 @@ class ReversibleCache:
         self.unseen = ""
         self._waiting: Waiting | None = None
         self.turn: Turn | None = None  # as of vqx.EvictingCache
-        self._log: dict[int, Layer | None] = {0: None}  # tokens looked at -> the layer then
+        self._looked = 0  # tokens that the method has looked at
+        self._before: list[Before] = []  # what the layer was before each of the last of them
         self._last = 0  # tokens of the last forward
         self._block = False  # what comes next is looked at as one block
         self._whole = 0  # tokens up to the last forward that was read as a whole
@@ -76,7 +102,7 @@ class ReversibleCache:
                 " them: make the cache without it"
             )
         if self.turn is not None:
-            self.turn.read(self, {**vars(self), "_log": {**self._log}, "policy": self.policy.now()})
+            self.turn.read(self, {**vars(self), "policy": self.policy.now()})
         start, length = self.tokens_seen, keys.shape[2]
         if self._waiting is None:
             self._waiting = Waiting(0, keys[:, :, :0], values[:, :, :0])
@@ -84,7 +110,7 @@ class ReversibleCache:
         self._block = length > self.undo + 1
         for at in range(start + 1, start if self._block else start + length):
             self._look(self._due(at))
-        self._forget(self._due(start) - self.undo)
+        self._forget(min(self._due(start), self._due(start + length) - self.undo))
         if self._waiting.queries is not None:  # no graph grows over tokens
             keys = mx.depends([keys], [self._waiting.queries])[0]
         self._waiting = self._waiting.joined(keys, values)
@@ -100,7 +126,7 @@ class ReversibleCache:
         turn = copy.deepcopy(self.turn, memo)
         # arrays and layers are values, which no one changes
         other = copy.copy(self)
-        other._log, other.policy, other.turn = {**self._log}, copy.deepcopy(self.policy, memo), turn
+        other.policy, other.turn = copy.deepcopy(self.policy, memo), turn
         if other.turn is not None:
             other.turn.join(other)
         return other
@@ -136,7 +162,7 @@ class ReversibleCache:
         for at in range(start, start + length):
             due = self._due(at)
             visible = (position >= due) & (position <= at)
-            layer = self._log[due]
+            layer = self._known(due)
             if layer is not None:
                 table = mx.zeros((batch, heads, start + length), mx.bool_)
                 table = mx.put_along_axis(table, layer.rows.position, mx.array(True), axis=2)
@@ -146,7 +172,8 @@ class ReversibleCache:
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The rows held, as attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
-        layer, waiting = self._read()
+        first, waiting = self._read()
+        layer = self._whole_layer(first)
         if layer is None:
             return waiting.keys, waiting.values
         keys, values = filled(layer.rows)
@@ -155,7 +182,8 @@ class ReversibleCache:
     @property
     def position(self) -> mx.array:
         """The positions of the rows held, ``[B, H, n]`` int32, in the order in which they are stored."""
-        layer, waiting = self._read()
+        first, waiting = self._read()
+        layer = self._known(first)
         batch, heads, count, _ = waiting.keys.shape
         late = mx.arange(waiting.first, waiting.first + count, dtype=mx.int32)
         late = mx.broadcast_to(late, (batch, heads, count))
@@ -188,7 +216,7 @@ class ReversibleCache:
             ValueError: more than can be taken back, or tokens of a forward of more than ``undo + 1``, which
                 saw rows that they would not have seen one by one.
         """
-        least = min(self._log)
+        least = self._looked - len(self._before)
         most = self.tokens_seen - max(self._whole, least + self.undo if least else 0)
         if n > most:
             raise ValueError(
@@ -201,16 +229,19 @@ class ReversibleCache:
         self.tokens_seen -= n
         self._waiting = self._waiting.cut(self._waiting.first, self.tokens_seen)
         self._last = max(self._last - n, 0)
-        due = self._due(self.tokens_seen)
-        self._log = {count: layer for count, layer in self._log.items() if count <= due}
+        back = min(self._due(self.tokens_seen), self._looked)
+        self.policy.layer = self._whole_layer(back)
+        self._before, self._looked = self._before[: back - least], back
         return n
 
     @property
     def state(self) -> list[mx.array]:
         """Every array held: mlx-lm evaluates these after each chunk of a prompt."""
         held = [] if self._waiting is None else [array for array in self._waiting[1:] if array is not None]
-        for layer in self._log.values():
+        for layer in (self.policy.layer, *(before.layer for before in self._before)):
             held += [] if layer is None else [layer.rows.keys, layer.rows.values, *layer.carried]
+        for before in self._before:
+            held += [] if before.gone is None else before.gone
         return held
 
     def loose(self) -> list[mx.array]:
@@ -219,7 +250,7 @@ class ReversibleCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every array held: a layer for each token that can be taken back, and the tokens."""
+        """Bytes of every array held, those of rows that may come back among them."""
         return sum(array.nbytes for array in {id(array): array for array in self.state}.values())
 
     def size(self) -> int:
@@ -232,9 +263,8 @@ class ReversibleCache:
     @property
     def tokens_kept(self) -> int:
         """Rows that remain for the next forward, those that wait among them."""
-        plan, due = self.policy.plan, self._due(self.tokens_seen)
-        base = max(count for count in self._log if count <= due)
-        layer, missing = self._log[base], due - base
+        plan, due, layer = self.policy.plan, self._due(self.tokens_seen), self.policy.layer
+        missing = due - self._looked
         rows, left = (0, 0) if layer is None else (layer.size, plan.rows_next(layer))
         for added in [missing] if self._block else [1] * missing:
             rows = left + added
@@ -246,33 +276,43 @@ class ReversibleCache:
         return max(0, seen - self.undo)
 
     def _look(self, count: int) -> None:
-        """Let the method look at tokens until it has seen ``count`` of them, and log its layers."""
-        base = max(known for known in self._log if known <= count)
-        if base == count or self._waiting is None:
+        """Let the method look at tokens until it has seen ``count`` of them."""
+        if count == self._looked or self._waiting is None:
             return
-        self.policy.layer = self._log[base]
-        ends = [count] if self._block else range(base + 1, count + 1)
-        for end in ends:
-            waiting = self._waiting.cut(base, end)
-            mask = self.policy.make_mask(end - base)
+        for end in [count] if self._block else range(self._looked + 1, count + 1):
+            before, waiting = self.policy.layer, self._waiting.cut(self._looked, end)
+            mask = self.policy.make_mask(end - self._looked)
             keys, _ = self.policy.update_and_fetch(waiting.keys, waiting.values)
             if waiting.queries is not None:
                 scale, sinks = self._rest
                 self.policy.observe(waiting.queries, keys, scale, mask, sinks)
-            self._log[end], base = self.policy.layer, end
+            layer = cast(Layer, self.policy.layer)
+            self._before = [*self._before, between(before, layer)]
+            self.policy.layer, self._looked = layer._replace(gone=None), end
         if self._block:  # as a block it was looked at, so there is no way back into it
-            self._log, self._block = {count: self.policy.layer}, False
+            self._before, self._block = [], False
 
     def _forget(self, count: int) -> None:
         """Drop what no token that may be taken back needs."""
-        first = max(known for known in self._log if known <= max(count, min(self._log)))
-        self._log = {known: layer for known, layer in self._log.items() if known >= first}
+        first = max(count, self._looked - len(self._before))
+        self._before = self._before[len(self._before) - (self._looked - first) :]
         if self._waiting is not None:
             self._waiting = self._waiting.cut(first, self.tokens_seen)
 
-    def _read(self) -> tuple[Layer | None, Waiting]:
-        """What the last forward read: a layer, and the tokens that came after it."""
+    def _known(self, count: int) -> Layer | None:
+        """The layer when the method had looked at ``count`` tokens; keys and values may be missing."""
+        return self.policy.layer if count == self._looked else self._before[count - self._looked].layer
+
+    def _whole_layer(self, count: int) -> Layer | None:
+        """The same with keys and values."""
+        layer = self.policy.layer
+        for before in reversed(self._before[len(self._before) - (self._looked - count) :]):
+            layer = before.behind(layer)
+        return layer
+
+    def _read(self) -> tuple[int, Waiting]:
+        """Of what the last forward read the tokens that the method had looked at, and those after them."""
         if self._waiting is None:
             raise ValueError("the cache is empty: nothing was stored yet")
-        first = max(count for count in self._log if count <= self._due(self.tokens_seen - self._last))
-        return self._log[first], self._waiting.cut(first, self.tokens_seen)
+        first = min(self._due(self.tokens_seen - self._last), self._looked)
+        return first, self._waiting.cut(first, self.tokens_seen)

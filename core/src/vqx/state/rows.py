@@ -138,3 +138,23 @@ def overwrite(rows: Rows, slot: mx.array, new: Rows) -> Rows:
     position = mx.put_along_axis(rows.position, slot, new.position, axis=2)
     columns = {k: mx.put_along_axis(c, slot, new.columns[k], axis=2) for k, c in rows.columns.items()}
     return Rows(keys, values, position, columns)
+
+
+class Gone(NamedTuple):
+    """The row that another was written over."""
+
+    slot: mx.array  # [B, H, 1] where it stood
+    keys: mx.array  # [B, H, 1, D]
+    values: mx.array  # [B, H, 1, Dv]
+
+
+def going(rows: Rows, slot: mx.array) -> Gone:
+    """The row at ``slot`` ``[B, H, 1]``, in arrays of its own."""
+    both = (mx.take_along_axis(array, slot[..., None], axis=2) for array in (rows.keys, rows.values))
+    return Gone(slot, *both)
+
+
+def put_back(rows: Rows, gone: Gone) -> tuple[mx.array, mx.array]:
+    """The buffers of keys and values as they were before ``gone`` was written over."""
+    keys = mx.put_along_axis(rows.keys, gone.slot[..., None], gone.keys, axis=2)
+    return keys, mx.put_along_axis(rows.values, gone.slot[..., None], gone.values, axis=2)
