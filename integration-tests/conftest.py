@@ -86,11 +86,13 @@ def texts(embedded: Reader) -> dict[str, list[int]]:
 @pytest.fixture(scope="session")
 def shallow(embedded: Reader) -> Reader:
     """The first two layers of the embedded model under its own head: real rows at a tenth of the price."""
-    whole = embedded.model
-    model = type(whole)(replace(whole.args, num_hidden_layers=2))
-    model.model.embed_tokens, model.model.norm = whole.model.embed_tokens, whole.model.norm
-    model.model.layers = whole.model.layers[:2]
-    return Reader(model, embedded.tokenizer)
+    return first_layers(embedded, 2)
+
+
+@pytest.fixture(scope="session")
+def four_layers(embedded: Reader) -> Reader:
+    """The same with four, for methods that share rows among layers."""
+    return first_layers(embedded, 4)
 
 
 @pytest.fixture(scope="session")
@@ -103,6 +105,15 @@ def tiny() -> Reader:
 def make_llama() -> Callable[..., Any]:
     """Llamas like the tiny one, with other sizes."""
     return tiny_llama
+
+
+def first_layers(reader: Reader, count: int) -> Reader:
+    """A model of the first layers of another, under its own head."""
+    whole = reader.model
+    model = type(whole)(replace(whole.args, num_hidden_layers=count))
+    model.model.embed_tokens, model.model.norm = whole.model.embed_tokens, whole.model.norm
+    model.model.layers = whole.model.layers[:count]
+    return Reader(model, reader.tokenizer)
 
 
 def tiny_llama(**other: Any) -> Any:

@@ -22,6 +22,7 @@ from vqx import LayerInfo, Options
 from vqx.cli import main as vqx_command
 from vqx.registry import registry
 from vqx.scorers import Arrivals
+from vqx.settings import label
 from vqx.spec import MethodSpec
 from vqx.testing.streams import stream
 
@@ -70,7 +71,8 @@ TASKS = {
 
 def pages() -> dict[Path, str]:
     """Every page that has such parts, as it should be."""
-    found = {DOCS / "methods.md": {"methods": overview}, DOCS / "choose.md": {"engine": engine}}
+    found = {DOCS / "methods.md": {"methods": overview, "equal": equal}}
+    found |= {DOCS / "choose.md": {"engine": engine}}
     found |= {DOCS / "command-line.md": {"commands": commands}}
     for file in sorted((DOCS / "methods").glob("*.md")):
         found[file] = _of_method(file.stem)
@@ -85,6 +87,21 @@ def overview() -> str:
             page = f"[{spec.name}](methods/{file.name})"
             rows.append((page, spec.summary, _paper(spec.paper), _reads(spec)))
     return _table(("method", "keeps", "paper", "reads"), rows)
+
+
+def equal() -> str:
+    """The settings at which two methods are one, as plugins declare them."""
+
+    rows = [
+        (
+            f"`{label(one.this)}`",
+            f"`{label(one.that)}`",
+            ", ".join(f"`{name}={value}`" for name, value in one.engine.items()),
+            one.reason,
+        )
+        for one in registry.collapses()
+    ]
+    return _table(("", "is", "with", "since"), sorted(rows))
 
 
 def engine() -> str:

@@ -61,8 +61,10 @@ def test_kept_rows_are_the_oracles(oracle: ModuleType, options: dict[str, Any], 
     assert uneven > 1
 
 
-def test_with_a_floor_of_the_whole_budget_it_is_its_base() -> None:
-    tokens = stream("topics")
+@pytest.mark.parametrize("name", ["duplicates", "small integers"])
+def test_equal_scores_evict_the_oldest_as_they_do_without_it(name: str) -> None:
+    """With the whole floor, on streams whose rows tie; the collapse that the plugin declares has none."""
+    tokens = stream(name)
     base = Method(accumulated(), 16, 4, 5)
     (shared,) = wrap(AdaConfig(budget=16, floor=1.0), [LayerInfo(0, "model")], [base])
     one, other = (feed(EvictingCache(m, MODEL), tokens, BLOCKS[1]) for m in (base, shared))

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models import llama
-from vqx import LayerInfo, Method, Options, Scorer, accumulated
+from vqx import LayerInfo, Method, accumulated
 from vqx.build import chain_of, methods_for
 from vqx_squeezeattention import SqueezeConfig
 from vqx_squeezeattention.method import budgets, groups, wrap
@@ -82,20 +82,6 @@ def test_in_a_model_layers_keep_what_their_attention_asks_for(model: Any) -> Non
     assert kept == [cache.plan.method.budget for cache in caches]
     assert sum(kept) == 5 * 20
     assert kept[0] > 20 > kept[-1] == 8
-
-
-@pytest.mark.parametrize("percent", [1.0, 0.9])
-def test_only_the_whole_percent_is_its_base_bit_for_bit(model: Any, percent: float) -> None:
-    tokens = mx.random.randint(0, 97, (2, 60), key=mx.random.key(1))
-    base = Method(Scorer(score=lambda held: 0.0), 20, 4)
-    plain = [vqx.EvictingCache(base, Options(queries="model")) for _ in model.layers]
-    shared = vqx.make_cache(model, "squeezeattention", budget=20, percent=percent)
-    for first, last in ((0, 40), *((i, i + 1) for i in range(40, 60))):
-        one, other = (model(tokens[:, first:last], cache=caches) for caches in (plain, shared))
-        assert bool(mx.array_equal(one, other)) == (first == 0 or percent == 1.0)
-    pairs = zip(plain, shared, strict=True)
-    same = all(one.position.tolist() == other.position.tolist() for one, other in pairs)
-    assert same == (percent == 1.0)
 
 
 def test_every_list_of_caches_decides_for_itself(model: Any) -> None:

@@ -19,3 +19,18 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             example={"window": 8},
         )
     ]
+
+
+@vqx.hookimpl
+def vqx_collapses() -> list[vqx.Collapse]:
+    reason = "each head keeps its whole budget"
+    engine = {"queries": "model", "cadence": "block"}
+    return [
+        vqx.Collapse(vqx.Setting("ada(h2o)", {"floor": 1.0}), vqx.Setting("h2o", {}), engine, reason),
+        vqx.Collapse(
+            vqx.Setting("ada", {"floor": 1.0, "window": 4}),
+            vqx.Setting("snapkv", {"window": 4}),
+            engine,
+            reason,
+        ),
+    ]

@@ -22,7 +22,8 @@ def vqx_methods() -> list[vqx.MethodSpec]:
 
 @vqx.hookimpl
 def vqx_collapses() -> list[vqx.Collapse]:
-    return [
-        vqx.Collapse(vqx.Setting("cam", {"merge_budget": 0}), vqx.Setting("streaming-llm", {})),
-        vqx.Collapse(vqx.Setting("cam(tova)", {"merge_budget": 0}), vqx.Setting("tova", {})),
-    ]
+    def unmerged(method: str, base: str) -> vqx.Collapse:
+        setting = vqx.Setting(method, {"merge_budget": 0})
+        return vqx.Collapse(setting, vqx.Setting(base, {}), reason="nothing is merged")
+
+    return [unmerged("cam", "streaming-llm"), unmerged("cam(tova)", "tova")]

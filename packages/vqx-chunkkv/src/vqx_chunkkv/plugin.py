@@ -30,5 +30,10 @@ def vqx_collapses() -> list[vqx.Collapse]:
             vqx.Setting("snapkv", {"pool": None, "window": 4}),
             reason=reason,
         ),
+        vqx.Collapse(
+            vqx.Setting("chunkkv", {"chunk": 1, "window": 4, "heads": "layer"}),
+            vqx.Setting("snapkv", {"pool": None, "window": 4, "heads": "layer"}),
+            reason=reason,
+        ),
         vqx.Collapse(vqx.Setting("chunkkv(h2o)", {"chunk": 1}), vqx.Setting("h2o", {}), reason=reason),
     ]

@@ -23,10 +23,14 @@ def vqx_methods() -> list[vqx.MethodSpec]:
 
 @vqx.hookimpl
 def vqx_collapses() -> list[vqx.Collapse]:
+    reason = "the whole budget goes by the base's score"
     return [
         vqx.Collapse(
-            vqx.Setting("critical(h2o)", {"first_stage": 1.0}),
-            vqx.Setting("h2o", {}),
-            reason="the whole budget goes by the base's score",
-        )
+            vqx.Setting("critical(h2o)", {"first_stage": 1.0}), vqx.Setting("h2o", {}), reason=reason
+        ),
+        vqx.Collapse(
+            vqx.Setting("critical", {"first_stage": 1.0, "window": 4}),
+            vqx.Setting("snapkv", {"window": 4}),
+            reason=reason,
+        ),
     ]

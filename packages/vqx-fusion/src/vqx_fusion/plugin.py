@@ -25,5 +25,17 @@ def vqx_collapses() -> list[vqx.Collapse]:
             vqx.Setting("fusion", {"local": 1.0, "recent": 4}),
             vqx.Setting("h2o", {"normalise": "seen", "recent": 4}),
             reason="all free rows go by mean attention",
-        )
+        ),
+        vqx.Collapse(
+            vqx.Setting("fusion", {"local": 0.0, "recent": 4}),
+            vqx.Setting("keydiff", {"recent": 4}),
+            engine={"queries": "model"},
+            reason="all free rows go by their keys; beside keys as queries they stand in other slots",
+        ),
+        vqx.Collapse(
+            vqx.Setting("fusion", {"local": 0.0, "recent": 4, "beyond": "expected"}),
+            vqx.Setting("expected-attention", {"recent": 4}),
+            engine={"queries": "model", "cadence": "block"},
+            reason="all free rows go by expected attention",
+        ),
     ]

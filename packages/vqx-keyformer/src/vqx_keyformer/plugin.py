@@ -21,11 +21,12 @@ def vqx_methods() -> list[vqx.MethodSpec]:
 
 @vqx.hookimpl
 def vqx_collapses() -> list[vqx.Collapse]:
-    h2o = vqx.Setting("h2o", {"decay": 1.0, "grace": 0, "normalise": None})
+    def without_noise(**options: object) -> vqx.Collapse:
+        h2o = vqx.Setting("h2o", {"decay": 1.0, "grace": 0, "normalise": None})
+        return vqx.Collapse(vqx.Setting("keyformer", options), h2o, reason="noise counts for nothing")
+
     return [
-        vqx.Collapse(vqx.Setting("keyformer", {"tau": 0.0}), h2o),
-        vqx.Collapse(vqx.Setting("keyformer", {"tau": 0.0, "seed": 7, "tau_end": 9.0}), h2o),
-        vqx.Collapse(
-            vqx.Setting("keyformer", {"tau_init": 0.0, "tau_end": 0.0, "anneal_steps": 3, "seed": 11}), h2o
-        ),
+        without_noise(tau=0.0),
+        without_noise(tau=0.0, seed=7, tau_end=9.0),
+        without_noise(tau_init=0.0, tau_end=0.0, anneal_steps=3, seed=11),
     ]

@@ -24,4 +24,5 @@ def vqx_methods() -> list[vqx.MethodSpec]:
 
 @vqx.hookimpl
 def vqx_collapses() -> list[vqx.Collapse]:
-    return [vqx.Collapse(vqx.Setting("knorm", {"skip": 0}), vqx.Setting("l2norm", {"skip": 0}))]
+    knorm, l2norm = (vqx.Setting(name, {"skip": 0}) for name in ("knorm", "l2norm"))
+    return [vqx.Collapse(knorm, l2norm, reason="two names for one")]

@@ -23,12 +23,12 @@ def vqx_methods() -> list[vqx.MethodSpec]:
 
 @vqx.hookimpl
 def vqx_collapses() -> list[vqx.Collapse]:
+    reason = "nothing is left to share out"
     return [
+        vqx.Collapse(vqx.Setting("layerwise(h2o)", {"floor": 1.0}), vqx.Setting("h2o", {}), reason=reason),
         vqx.Collapse(
-            vqx.Setting("layerwise(h2o)", {"floor": 1.0}),
-            vqx.Setting("h2o", {}),
-            reason="nothing is left to share out",
-        )
+            vqx.Setting("layerwise", {"floor": 1.0}), vqx.Setting("h2o", {"n_sink": 4}), reason=reason
+        ),
     ]
 
 

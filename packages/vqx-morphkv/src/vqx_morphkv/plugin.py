@@ -21,7 +21,8 @@ def vqx_methods() -> list[vqx.MethodSpec]:
 @vqx.hookimpl
 def vqx_collapses() -> list[vqx.Collapse]:
     tova = vqx.Setting("tova", {"heads": "each", "keep_newest": True})
+    reason = "one query has nothing to be fused with"
     return [
-        vqx.Collapse(vqx.Setting("morphkv", {"window": 1}), tova),
-        vqx.Collapse(vqx.Setting("morphkv", {"window": 1, "fuse": "max"}), tova),
+        vqx.Collapse(vqx.Setting("morphkv", {"window": 1}), tova, reason=reason),
+        vqx.Collapse(vqx.Setting("morphkv", {"window": 1, "fuse": "max"}), tova, reason=reason),
     ]

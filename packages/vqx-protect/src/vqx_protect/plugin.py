@@ -26,4 +26,9 @@ def vqx_collapses() -> list[vqx.Collapse]:
     return [
         vqx.Collapse(vqx.Setting("protect", {}), vqx.Setting("streaming-llm", {}), reason=why),
         vqx.Collapse(vqx.Setting("protect(h2o)", {}), vqx.Setting("h2o", {}), reason=why),
+        vqx.Collapse(
+            vqx.Setting("protect(h2o)", {"n_sink": 0, "spans": ((0, 3),)}),
+            vqx.Setting("h2o", {"n_sink": 3}),
+            reason="sinks are a span at the start",
+        ),
     ]

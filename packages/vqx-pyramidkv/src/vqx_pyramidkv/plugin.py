@@ -21,4 +21,4 @@ def vqx_methods() -> list[vqx.MethodSpec]:
 @vqx.hookimpl
 def vqx_collapses() -> list[vqx.Collapse]:
     flat = vqx.Setting("pyramidkv", {"beta": 1, "window": 4})
-    return [vqx.Collapse(flat, vqx.Setting("snapkv", {"window": 4}))]
+    return [vqx.Collapse(flat, vqx.Setting("snapkv", {"window": 4}), reason="all layers have one budget")]

@@ -16,3 +16,16 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             build=build,
         )
     ]
+
+
+@vqx.hookimpl
+def vqx_collapses() -> list[vqx.Collapse]:
+    attention = {"mix": 1.0, "kernel": 1, "group": "mean", "window": 3}
+    return [
+        vqx.Collapse(
+            vqx.Setting("r-kv", attention),
+            vqx.Setting("morphkv", {"over": "old", "fuse": "sum", "window": 3}),
+            engine={"queries": "model"},
+            reason="redundancy takes nothing off, and attention is not pooled",
+        )
+    ]

@@ -26,8 +26,14 @@ def vqx_collapses() -> list[vqx.Collapse]:
 
     morphkv = {"window": 3, "over": "all", "fuse": "sum"}
     return [
-        vqx.Collapse(snapkv(), vqx.Setting("tova", {"heads": "each", "keep_newest": True})),
-        vqx.Collapse(snapkv(heads="layer"), vqx.Setting("tova", {"heads": "layer", "keep_newest": True})),
+        *(
+            vqx.Collapse(
+                snapkv(heads=heads),
+                vqx.Setting("tova", {"heads": heads, "keep_newest": True}),
+                reason="the latest query alone is asked, and nothing is pooled",
+            )
+            for heads in ("each", "layer")
+        ),
         vqx.Collapse(
             snapkv(window=3),
             vqx.Setting("morphkv", morphkv),

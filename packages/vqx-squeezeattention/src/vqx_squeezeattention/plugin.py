@@ -18,3 +18,15 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             alone=("n_sink",),
         )
     ]
+
+
+@vqx.hookimpl
+def vqx_collapses() -> list[vqx.Collapse]:
+    def whole(method: str) -> vqx.Setting:
+        return vqx.Setting(method, {"percent": 1.0})
+
+    reason = "no layer gives rows to others"
+    return [
+        vqx.Collapse(whole("squeezeattention"), vqx.Setting("streaming-llm", {}), reason=reason),
+        vqx.Collapse(whole("squeezeattention(h2o)"), vqx.Setting("h2o", {}), reason=reason),
+    ]

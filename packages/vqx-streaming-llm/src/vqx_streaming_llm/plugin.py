@@ -21,11 +21,16 @@ def vqx_methods() -> list[vqx.MethodSpec]:
 
 @vqx.hookimpl
 def vqx_collapses() -> list[vqx.Collapse]:
-    def streaming(n_sink: int) -> vqx.Setting:
-        return vqx.Setting("streaming-llm", {"n_sink": n_sink})
+    def by_its_plain_name(name: str, n_sink: int) -> vqx.Collapse:
+        sinks = {"n_sink": n_sink}
+        return vqx.Collapse(
+            vqx.Setting(name, sinks),
+            vqx.Setting("streaming-llm", sinks),
+            reason="the rows beside the sinks are the newest",
+        )
 
     return [
-        vqx.Collapse(vqx.Setting("sink", {"n_sink": 4}), streaming(4)),
-        vqx.Collapse(vqx.Setting("sliding-window", {"n_sink": 4}), streaming(4)),
-        vqx.Collapse(vqx.Setting("sliding-window", {"n_sink": 0}), streaming(0)),
+        by_its_plain_name("sink", 4),
+        by_its_plain_name("sliding-window", 4),
+        by_its_plain_name("sliding-window", 0),
     ]
