@@ -1,4 +1,4 @@
-"""A server of ours in another process, and what a client asks of it."""
+"""A server in another process, ours or mlx-lm's own, and what a client asks of it."""
 
 import json
 import socket
@@ -49,15 +49,21 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def served(folder: Path, arguments: Sequence[str], python: str | Path = sys.executable) -> Iterator[Server]:
-    """``vqx serve`` of an environment with these arguments, once it answers."""
+def served(
+    folder: Path,
+    arguments: Sequence[str],
+    python: str | Path = sys.executable,
+    *,
+    command: Sequence[str] = ("vqx", "serve"),
+) -> Iterator[Server]:
+    """``vqx serve`` of an environment with these arguments, or another module's, once it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = folder / f"serve-{port}.log"
-    command = [str(python), "-m", "vqx", "serve", "--port", str(port), *arguments]
+    whole = [str(python), "-m", *command, "--port", str(port), *arguments]
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(whole, stdout=out, stderr=subprocess.STDOUT)
     server = Server(port, log)
     try:
         for _ in range(600):

@@ -117,6 +117,29 @@ def test_exact_prefixes_are_reused_and_others_are_not(server: Server) -> None:
     assert told(prompt + "to its")[0] == shorter[0]
 
 
+def test_drafted_answers_are_those_of_greedy_decoding_and_the_route_tells_of_them(folder: Path) -> None:
+    prompt, tokens = "Tell me all of it. " * 9, 120
+    drafting = ["--draft-model", str(folder), "--num-draft-tokens", "3"]
+    evicting = ["--method", "h2o:undo=3", "--budget", str(BUDGET)]
+    with (
+        served(folder, ["--model", str(folder), *drafting, *evicting]) as server,
+        ThreadPoolExecutor() as clients,
+    ):
+        waiting = clients.submit(server.complete, prompt, tokens)
+        seen = [server.get("/v1/vqx")]
+        while not waiting.done():
+            seen.append(server.get("/v1/vqx"))
+        log = server.log.read_text()
+    model, tokenizer = mlx_lm.load(str(folder))[:2]
+    vqx.attach(model, "h2o", budget=BUDGET, undo=3)
+    assert waiting.result() == mlx_lm.generate(model, tokenizer, prompt, max_tokens=tokens)
+    sequences = [each for status in seen for each in status["sequences"] if each["tokens_seen"] > 60]
+    assert sequences
+    assert all(rows <= BUDGET + 4 for each in sequences for rows in each["tokens_kept"])
+    assert "2 layers evict, 24 rows each; requests are read one by one" in log
+    assert "tokens read, 28 rows a layer kept" in log
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "vqx", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -20,6 +20,10 @@ from vqx.host.caches import Question, attach
 from vqx.host.embedded import load_embedded
 from vqx.host.models import EMBEDDED
 from vqx.state.cache import EvictingCache
+from vqx.state.reversible import ReversibleCache
+
+EVICTING = (EvictingCache, ReversibleCache)
+"""The caches of one sequence that evict."""
 
 REFUSED = {
     "kv_bits": "it would leave evicting caches as they are",
@@ -150,7 +154,7 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
 
 def kept(caches: Sequence[Any]) -> str:
     """What evicting caches hold, in words."""
-    held = [cache for cache in caches if isinstance(cache, EvictingCache)]
+    held = [cache for cache in caches if isinstance(cache, EVICTING)]
     if not held:
         return "no evicting cache"
     rows = sorted({cache.tokens_kept for cache in held})

@@ -7,17 +7,17 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm import server
-from mlx_lm.generate import BatchGenerator
+from mlx_lm.generate import BatchGenerator, stream_generate
 from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.server import APIHandler, ModelProvider
 
-from vqx.host.mains import Eviction, evicting, kept, replaced
+from vqx.host.mains import EVICTING, Eviction, evicting, kept, replaced
 from vqx.host.trial import check_evicts
 from vqx.state.batch import EvictingBatch
 from vqx.state.cache import EvictingCache
@@ -39,6 +39,7 @@ def run_serve(eviction: Eviction, arguments: Sequence[str]) -> None:
     names = {
         "ModelProvider": serving.provider,
         "BatchGenerator": serving.generator,
+        "stream_generate": serving.alone,
         "LRUPromptCache": Prefixes,
         "_run_http_server": serving.answer,
     }
@@ -81,6 +82,7 @@ class _Serving:
         self.failed: Exception | None = None
         self.models: Any = None
         self.batches: Any = lambda: None
+        self.single: Sequence[Any] = ()  # the caches of a request that is read by itself
 
     def provider(self, given: Any) -> Any:
         """mlx-lm's keeper of models, which says what it attached."""
@@ -115,6 +117,14 @@ class _Serving:
         self.batches = weakref.ref(made)
         return made
 
+    def alone(self, *args: Any, prompt_cache: Sequence[Any], **options: Any) -> Iterator[Any]:
+        """mlx-lm's generation of one request by itself, of which the route tells."""
+        self.single = prompt_cache
+        try:
+            yield from stream_generate(*args, prompt_cache=prompt_cache, **options)
+        finally:
+            self.single = ()
+
     def answer(self, host: str, port: int, responses: Any) -> None:
         """Answer requests, once the model named first is loaded and fits the method."""
         self.ready.wait()
@@ -140,7 +150,7 @@ class _Serving:
     def budgets(self, model: nn.Module | None) -> list[int]:
         """Rows that each evicting layer keeps."""
         caches = [] if model is None else model.make_cache()
-        return [cache.plan.method.budget for cache in caches if isinstance(cache, EvictingCache)]
+        return [cache.plan.method.budget for cache in caches if isinstance(cache, EVICTING)]
 
     def status(self, responses: Any) -> dict[str, Any]:
         """What the route answers with."""
@@ -153,7 +163,10 @@ class _Serving:
             "options": dict(self.eviction.options),
             "budgets": self.budgets(self.models.model),
             "batches": bool(self.models.is_batchable),
-            "sequences": [each for batch in under_way for each in _sequences([*batch.prompt_cache])],
+            "sequences": [
+                *(each for batch in under_way for each in _sequences([*batch.prompt_cache])),
+                *_sequence(self.single),
+            ],
             "prompt_cache": {"sequences": len(prefixes), "bytes": prefixes.nbytes},
             "memory": {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()},
         }
@@ -179,6 +192,15 @@ def _leave_at_once(code: int) -> None:
         os._exit(code)
 
     atexit.register(leave)
+
+
+def _sequence(caches: Sequence[Any]) -> list[dict[str, Any]]:
+    """Of the one sequence of these caches the same."""
+    held = [cache for cache in caches if isinstance(cache, EVICTING)]
+    # layers that share their rows decide in the thread that generates
+    rows = [cache.size() if getattr(cache, "allotment", None) else cache.tokens_kept for cache in held]
+    seen = max((cache.tokens_seen for cache in held), default=0)
+    return [{"tokens_seen": seen, "tokens_kept": [min(rows), max(rows)]}] if seen else []
 
 
 def _sequences(caches: list[Any]) -> list[dict[str, Any]]:

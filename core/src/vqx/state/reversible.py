@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from vqx.state.cache import EvictingCache
-from vqx.state.layer import Layer
+from vqx.state.layer import Layer, Plan
 from vqx.state.rows import Gone, filled, put_back
 from vqx.state.turn import Turn
 
@@ -88,6 +88,11 @@ class ReversibleCache:
         self._block = False  # what comes next is looked at as one block
         self._whole = 0  # tokens up to the last forward that was read as a whole
         self._rest: tuple[float, mx.array | None] = (1.0, None)  # attention's scale and learned sinks
+
+    @property
+    def plan(self) -> Plan:
+        """What stays the same for the layer's whole life."""
+        return self.policy.plan
 
     @property
     def offset(self) -> int:
@@ -252,6 +257,15 @@ class ReversibleCache:
     def nbytes(self) -> int:
         """Bytes of every array held, those of rows that may come back among them."""
         return sum(array.nbytes for array in {id(array): array for array in self.state}.values())
+
+    @property
+    def kept_bytes(self) -> int:
+        """As of ``vqx.EvictingCache``."""
+        if self._waiting is None:
+            return 0
+        each = (self._waiting.keys, self._waiting.values)
+        batch, heads = self._waiting.keys.shape[:2]
+        return self.tokens_kept * batch * heads * sum(array.shape[3] * array.dtype.size for array in each)
 
     def size(self) -> int:
         """Rows held now."""
