@@ -4,6 +4,7 @@ Prints EQUAL, or what differs. On a Mac it tries Metal, on an NVIDIA machine CUD
 loops; the expected bits stand in the package.
 """
 
+import os
 import platform
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -175,7 +177,7 @@ def main(target: str) -> int:
     """Print what was found; 0 where every bit is equal."""
     wanted, different = probe.expected(), 0
     # a device's compiler takes seconds for each of many kernels, one after the other in one process
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+    with TemporaryDirectory() as folder, _processes(folder) as pool:
         for name, found in zip(WORK, pool.map(partial(computed, target), WORK), strict=True):
             said = probe.difference(name, found, wanted)
             different += bool(said)
@@ -184,6 +186,15 @@ def main(target: str) -> int:
     verdict = "DIFFERENT" if different else "EQUAL"
     print(f"{verdict}: {target}, {device}, mlx {version('mlx')}, {platform.platform()}")
     return int(different > 0)
+
+
+def _processes(folder: str) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_apart, initargs=(folder,))
+
+
+def _apart(folder: str) -> None:
+    """What one process compiled for CUDA no other may read, or it might while it is written."""
+    os.environ["MLX_PTX_CACHE_DIR"] = str(Path(folder, str(os.getpid())))
 
 
 def here() -> str:
