@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from subjects import METHODS, NATURES
+from subjects import METHODS
 
 RANKS = Path(__file__).parent / "ranks.py"
 
@@ -28,11 +28,11 @@ def hosts(count: int) -> list[list[str]]:
         return [[f"127.0.0.1:{one.getsockname()[1]}"] for one in sockets]
 
 
-def ran(count: int, kind: str, methods: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+def ran(count: int, kind: str, settings: Sequence[str], folder: Path) -> list[dict[str, Any]]:
     """What the first of ``count`` processes prints."""
     file = folder / "hosts.json"
     file.write_text(json.dumps(hosts(count)))
-    command = [sys.executable, str(RANKS), "ring", kind, *methods]
+    command = [sys.executable, str(RANKS), "ring", kind, *settings]
     processes = [
         subprocess.Popen(
             command,
@@ -53,27 +53,30 @@ def ran(count: int, kind: str, methods: Sequence[str], folder: Path) -> list[dic
 
 
 @pytest.mark.parametrize(
-    ("count", "kind", "methods"),
+    ("count", "kind", "settings"),
     [
-        (2, "heads", [method for method in METHODS if not NATURES[method].shares_heads]),
-        (3, "heads", ["tova", "keyformer", "squeezeattention"]),
-        (2, "layers", ["pyramidkv", "keyformer", "ada", "critical"]),
-        (3, "layers", ["h2o", "pyramidkv"]),
+        (2, "heads", [*METHODS, "ada(h2o)", "h2o:undo=2", "h2o:cadence=token", "tova:cadence=token"]),
+        (
+            3,
+            "heads",
+            ["tova", "keyformer", "squeezeattention", "ada", "ada(tova):interval=4", "tova:cadence=token"],
+        ),
+        (2, "layers", ["pyramidkv", "keyformer", "ada", "critical", "squeezeattention"]),
+        (3, "layers", ["h2o:undo=2", "pyramidkv", "squeezeattention(h2o)"]),
     ],
     ids=["heads-2", "heads-3", "layers-2", "layers-3"],
 )
 def test_processes_keep_what_one_keeps_alone(
-    count: int, kind: str, methods: list[str], tmp_path: Path
+    count: int, kind: str, settings: list[str], tmp_path: Path
 ) -> None:
-    found = ran(count, kind, methods, tmp_path)
-    asked = [(method, undo) for undo in (0, 2) for method in methods if not undo or method == "h2o"]
-    assert [(one["method"], one["undo"]) for one in found] == asked
+    found = ran(count, kind, settings, tmp_path)
+    assert [one["setting"] for one in found] == settings
     for one in found:
         assert (one["ranks"], one.get("same"), one.get("near")) == (count, 1.0, True), one
+        shared = "ada" in one["setting"] if kind == "heads" else "squeeze" in one["setting"]
+        assert (one["excess"] > 0) == (shared or (kind == "layers" and one["setting"] == "pyramidkv")), one
 
 
-def test_what_processes_cannot_decide_together_is_refused(tmp_path: Path) -> None:
-    heads = ran(2, "heads", ["ada"], tmp_path)
-    assert "the heads of a layer are split over several processes" in heads[0]["refused"]
-    layers = ran(2, "layers", ["squeezeattention"], tmp_path)
-    assert "which cannot decide together what each layer keeps" in layers[0]["refused"]
+def test_heads_that_share_a_budget_are_two_in_each_process(tmp_path: Path) -> None:
+    found = ran(2, "head", ["ada"], tmp_path)
+    assert "share a budget need two of them in each process" in found[0]["refused"]

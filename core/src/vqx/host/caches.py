@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import mlx.nn as nn
 
 from vqx.build import Chain, chain_of, methods_for, split_options
-from vqx.host.distribution import group_of, mean_over, share_of_layers
+from vqx.host.distribution import all_layers, group_of, share_of_layers
 from vqx.host.layers import attention_of, layer_of, plain_layers
 from vqx.host.layers import own_caches as own_caches
 from vqx.host.recipes import know, recipe_of
@@ -24,6 +24,7 @@ from vqx.state.allotment import Allotment
 from vqx.state.cache import EvictingCache
 from vqx.state.packing import Packing
 from vqx.state.positions import Rotary
+from vqx.state.processes import Processes
 from vqx.state.turn import Turn
 
 _BEFORE = "_make_cache_before_vqx"
@@ -110,7 +111,7 @@ def cache_factory(
 
     packings: dict[int, Packing] = {}
     groups = [group_of(attention_of(model, number)) for number in evicting]
-    first, all_layers = share_of_layers(model, evicting)
+    first, count = share_of_layers(model, evicting)
 
     def factory(queries: list[Queries]) -> Callable[[], list[Any]]:
         layers = [
@@ -118,16 +119,11 @@ def cache_factory(
             for n, q, group in zip(evicting, queries, groups, strict=True)
         ]
         # of a model that is split by layers the others count too: budgets may differ from layer to layer
-        others = [layers[0]._replace(number=number) for number in range(all_layers)]
+        others = [layers[0]._replace(number=number) for number in range(count)]
         others[first : first + len(layers)] = layers
         methods = methods_for(chain, own, others)[first : first + len(layers)]
         watch_attention(model)
         share = methods[0].share
-        if share is not None and all_layers > len(layers):
-            raise ValueError(
-                f"{type(model).__module__} is split by layers over several processes, which cannot decide"
-                " together what each layer keeps: use a method whose budgets are known before"
-            )
         if share is not None:
             blocks = {n: (layer_of(model, n), attention_of(model, n)) for n in evicting}
             watch_residuals(model, own_caches(model), blocks)
@@ -141,7 +137,11 @@ def cache_factory(
         def fresh() -> list[Any]:
             caches = own_caches(model)
             turn = Turn(whole=len(caches) == len(evicting))
-            together = None if share is None else Allotment(share, evicting)
+            together = None
+            if share is not None:
+                split = count > len(evicting)
+                gathered = all_layers(caches, first, count) if split else None
+                together = Allotment(share, evicting, first, gathered)
             parts = zip(evicting, methods, each, turning, groups, strict=True)
             for number, method, options, rotary, group in parts:
                 caches[number] = EvictingCache(
@@ -153,7 +153,7 @@ def cache_factory(
                     allotment=together,
                     recipe=recipe,
                     packing=packings.get(number),
-                    across=None if group is None else mean_over(group),
+                    across=None if group is None else Processes(group),
                 )
                 caches[number].turn, caches[number].apart = turn, apart
                 turn.join(caches[number])

@@ -16,16 +16,6 @@ def group_of(attention: nn.Module | None) -> Any:
     return next((group for group in groups if group is not None and group.size() > 1), None)
 
 
-def mean_over(group: Any) -> Callable[[mx.array], mx.array]:
-    """The mean over the processes of a group, which hold equal parts."""
-
-    def across(score: mx.array) -> mx.array:
-        mean: mx.array = mx.distributed.all_sum(score, group=group) / group.size()
-        return mean
-
-    return across
-
-
 def share_of_layers(model: nn.Module, evicting: Sequence[int]) -> tuple[int, int]:
     """The number of the first layer that this process runs, and how many all have together.
 
@@ -41,3 +31,20 @@ def share_of_layers(model: nn.Module, evicting: Sequence[int]) -> tuple[int, int
             " other caches: which layer is which cannot be told"
         )
     return int(text.start_idx), int(model.args.num_hidden_layers)
+
+
+def all_layers(caches: Sequence[Any], first: int, count: int) -> Callable[[mx.array], mx.array]:
+    """From a number for each layer of this process, the ``first`` and those after it, to one for all layers.
+
+    Args:
+        caches: this process's: what it owes the others is sent before it waits for them.
+        count: layers of the whole model.
+    """
+
+    def gathered(own: mx.array) -> mx.array:
+        mx.eval([cache.keys for cache in caches if cache.keys is not None])
+        placed = mx.pad(own, (first, count - first - own.size))
+        total: mx.array = mx.distributed.all_sum(placed)
+        return total
+
+    return gathered

@@ -32,7 +32,7 @@ def watch_residuals(
     """
     noted: list[tuple[nn.Module, mx.array, Any]] = []
     with _noting({type(part) for _, part in model.named_modules()}, noted):
-        model(mx.ones((1, 2), mx.int32), cache=caches)
+        mx.eval(model(mx.ones((1, 2), mx.int32), cache=caches))  # what other processes wait for as well
     for number, (block, attention) in blocks.items():
         if block is None or attention is None or not _adds(block, attention, noted):
             raise ValueError(

@@ -76,6 +76,12 @@ def check_lanes(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
     for caches in (apart, together):
         model(mx.array([[1, 2, 3, 4, 5]]), cache=caches)
     for cache in _evicting(together):
+        if cache.layer is not None and cache.plan.across is not None and cache.layer.rows.keys.shape[1] == 1:
+            raise ValueError(
+                f"{type(model).__module__} is split over as many processes as a layer has heads: heads that"
+                " share a budget need two of them in each process; use fewer processes, or the method inside"
+                " alone"
+            )
         if cache.layer is not None and cache.layer.rows.position.shape[1] > 1:
             rows = cache.layer.rows
             cache.layer = cache.layer._replace(rows=one_lane(rows), heads=rows.position.shape[1])

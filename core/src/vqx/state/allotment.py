@@ -4,7 +4,7 @@ Attention that hardly changes the hidden state can do with fewer rows; how much 
 the prompt is read, and read by the host once, before the first cut.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -20,10 +20,22 @@ class _Seen(NamedTuple):
 
 
 class Allotment:
-    """The decision of one list of caches, for the layers of these numbers."""
+    """The decision of one list of caches, for the layers of these numbers.
 
-    def __init__(self, share: Share, numbers: Sequence[int]) -> None:
-        self.share, self.numbers = share, [*numbers]
+    Args:
+        first: the place of the first of them among the layers that share their rows.
+        gathered: from what was seen of these layers to what was seen of all, where other processes have the
+            others; None: they are all here.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        numbers: Sequence[int],
+        first: int = 0,
+        gathered: Callable[[mx.array], mx.array] | None = None,
+    ) -> None:
+        self.share, self.numbers, self.first, self.gathered = share, [*numbers], first, gathered
         self.chosen: dict[int, Method] = {}
         self._seen: dict[int, _Seen] = {}
 
@@ -69,7 +81,7 @@ class Allotment:
         """The reverse: ``number``'s method where it was decided."""
         if budget is not None:
             at_least("budget", budget, self.share.least)
-            return self.share.at(self.numbers.index(number), budget)
+            return self.share.at(self.first + self.numbers.index(number), budget)
         if total is not None:
             at_least("tokens", tokens, 1)
             self._seen[number] = _Seen(total, tokens)
@@ -81,5 +93,6 @@ class Allotment:
             return
         seen = [self._seen[number] for number in self.numbers]
         means = mx.stack([each.total / each.tokens for each in seen])
+        means = means if self.gathered is None else self.gathered(means)
         budgets = self.share.budgets([float(mean) for mean in np.array(means)])
-        self.chosen = {n: self.share.at(i, budgets[i]) for i, n in enumerate(self.numbers)}
+        self.chosen = {n: self.share.at(i, budgets[i]) for i, n in enumerate(self.numbers, self.first)}

@@ -31,6 +31,7 @@ from vqx.state.layer import (
 )
 from vqx.state.packing import Packing
 from vqx.state.positions import Rotary
+from vqx.state.processes import Processes
 from vqx.state.saved import Recipe, Saved, layer_of, parts, written
 from vqx.state.shown import check, unusable
 from vqx.state.turn import Turn
@@ -47,7 +48,7 @@ class EvictingCache:
         updated: called once new rows are there, with the cache.
         allotment: what the layers decide together, where ``method.share`` says that they do.
         recipe: how it was made, which a file of it says; None: it cannot be saved.
-        across: the mean over the processes that share the layer's heads; None: they are all here.
+        across: the processes that share the layer's heads; None: they are all here.
         packing: how rows are held in fewer bits, as ``options.bits`` says; None: as they come.
     """
 
@@ -62,7 +63,7 @@ class EvictingCache:
         allotment: Allotment | None = None,
         recipe: Recipe | None = None,
         packing: Packing | None = None,
-        across: Callable[[mx.array], mx.array] | None = None,
+        across: Processes | None = None,
     ) -> None:
         if options.queries is None:
             raise ValueError("queries=None: a single cache needs 'model', 'keys' or 'centred-keys'")
@@ -84,11 +85,6 @@ class EvictingCache:
             raise ValueError(
                 f"bits={options.bits}: this method changes values, which rows in fewer bits do not allow; use"
                 " a method that drops rows, or leave bits out"
-            )
-        if across is not None and (method.floor is not None or options.cadence == "token"):
-            raise ValueError(
-                "the heads of a layer are split over several processes, where they cannot share a budget, nor"
-                " evict at cadence='token'; use a method that ranks heads apart, at cadence='block'"
             )
         self.plan = Plan(method, options, rotary, packing, across)
         watching = method.scorer.reads_queries and options.queries == "model"

@@ -3,7 +3,7 @@
 Every length is a Python int that depends on counts alone, so no step waits for the device.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ from vqx.state import lanes
 from vqx.state.attention import HIDDEN, Block
 from vqx.state.packing import Packing
 from vqx.state.positions import Rotary
+from vqx.state.processes import Processes
 from vqx.state.replay import replay
 from vqx.state.rows import (
     Gone,
@@ -95,6 +96,7 @@ class Layer(NamedTuple):
     key_sum: mx.array | None = None  # [B, H, 1, D] float32, of all keys so far (centred keys)
     notes: Mapping[str, mx.array] = {}  # what the scorer knows of all queries so far
     heads: int = 1  # heads whose rows stand in one lane (vqx.state.lanes)
+    padding: int = 0  # rows of the lane that are nobody's, on average over the processes that share the heads
     waiting: Waiting | None = None
     slot: mx.array | None = None  # [B, H, 1] the row that goes next, where a kernel chose it
     gone: Gone | None = None  # with `undo`: the row that the latest was written over
@@ -108,7 +110,7 @@ class Layer(NamedTuple):
     @property
     def size(self) -> int:
         """Rows per head; where heads share a lane, their mean."""
-        return self.rows.length // self.heads
+        return (self.rows.length - self.padding) // self.heads
 
     @property
     def carried(self) -> list[mx.array]:
@@ -125,7 +127,7 @@ class Plan(NamedTuple):
     options: Options
     rotary: Rotary | None = None
     packing: Packing | None = None
-    across: Callable[[mx.array], mx.array] | None = None  # the mean over the processes that share the heads
+    across: Processes | None = None  # those that share the layer's heads; None: they are all here
 
     @property
     def compact(self) -> bool:
@@ -271,6 +273,8 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
     protected = eviction.safe(method, held.position, held.newest)
     score = mx.broadcast_to(mx.array(method.scorer.score(held)), held.position.shape)
     layer, score = _together(plan, layer, held, eviction.guarded(score, protected))
+    if plan.across is not None and method.floor is not None:
+        return _over_processes(plan, plan.across, layer, score, room)
     rows, heads = layer.rows, layer.heads
     age = rows.position if heads == 1 else rows.position * heads + rows.columns["head"]
     layer = layer._replace(evicted=True)
@@ -339,6 +343,31 @@ def _together(plan: Plan, layer: Layer, held: Held, score: mx.array) -> tuple[La
     return layer._replace(rows=lanes.one_lane(layer.rows), heads=heads), score.reshape(batch, 1, -1)
 
 
+def _over_processes(
+    plan: Plan, of: Processes, layer: Layer, score: mx.array, room: int
+) -> tuple[Layer, mx.array | None]:
+    """Settle one lane where processes share its heads: the best rows of all stay, wherever they are.
+
+    How many of them are here depends on scores, which no shape may: a lane has room for as many as the
+    floors of other heads leave. Rows beyond those that stay are padding, of head -1, which goes first.
+    """
+    rows, heads, (_, budget, *_) = layer.rows, layer.heads, plan.method
+    n, every, head = rows.length, heads * of.size, rows.columns["head"]
+    first = of.size * n  # ages of padding stand below, so that all are distinct
+    age = rows.position * every + (first + of.rank * heads) + head
+    age = mx.where(head < 0, mx.arange(n, dtype=mx.int32) + of.rank * n, age)
+    score = mx.where(head < 0, -mx.inf, score)
+    stay = of.own(top(of.every(score), of.every(age), budget * every))
+    rows = rows._replace(columns={**rows.columns, "head": mx.where(stay, head, -1)})
+    most = budget * every - (every - heads) * int((plan.method.floor or 0.0) * budget)
+    if layer.size == budget + 1 and room == 1 and n >= most + heads:
+        slot = eviction.victims(stay.astype(mx.float32), age, heads)
+        return layer._replace(rows=rows, evicted=True), slot
+    held = min(most, n)
+    rows = pick(rows, eviction.survivors(stay, age, held), room * heads)
+    return layer._replace(rows=rows, evicted=True, padding=held - heads * budget), None
+
+
 def _held(plan: Plan, layer: Layer) -> Held:
     def read() -> tuple[mx.array, mx.array]:
         if plan.method.floor is not None and layer.heads * layer.rows.position.shape[1] > 1:
@@ -357,7 +386,7 @@ def _held(plan: Plan, layer: Layer) -> Held:
         notes=layer.notes,
         rotary=plan.rotary,
         place=layer.size if plan.compact else layer.end,
-        across=plan.across,
+        across=None if plan.across is None or layer.heads > 1 else plan.across.mean,  # lanes hold other rows
     )
 
 
@@ -556,4 +585,5 @@ def _replayed(plan: Plan, layer: Layer) -> tuple[mx.array, Mapping[str, mx.array
         start=layer.tokens_seen - layer.last,
         scale=1.0 if seen is None else seen.scale,
         sinks=None if seen is None else seen.sinks,
+        across=None if plan.across is None else plan.across.mean,
     )

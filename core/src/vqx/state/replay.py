@@ -108,11 +108,13 @@ def replay(
     start: int,
     scale: float,
     sinks: mx.array | None = None,
+    across: Callable[[mx.array], mx.array] | None = None,
 ) -> tuple[mx.array, dict[str, mx.array]]:
     """Replay the ``new`` last rows one by one, the first of them at position ``start``.
 
     ``queries`` ``[B, H, G, q, D]`` are those of the new rows after up to ``window - 1`` earlier ones; None
-    where the scorer reads none.
+    where the scorer reads none. ``across`` is the mean over the processes that share the layer's heads: a
+    score that asks for it waits for the others at every token.
     Returns the slots kept ``[B, H, m]``, oldest row first, and the columns of those rows.
     """
     position = np.array(rows.position).astype(np.int64)
@@ -141,6 +143,7 @@ def replay(
             {name: np.concatenate([c, columns[name][..., fresh]], axis=2) for name, c in stats.items()},
             before,
             functools.partial(_read, read, slots),
+            None if across is None else functools.partial(_across, across),
         )
         slots = _take(slots, chosen)
     return mx.array(slots.astype(np.int32)), {name: mx.array(column) for name, column in stats.items()}
@@ -152,6 +155,7 @@ def _tile(
     stats: Mapping[str, Floats],
     before: int,
     read: Callable[[Ints], tuple[Floats, Floats]],
+    across: Callable[[Floats], Floats] | None,
 ) -> tuple[Ints, dict[str, Floats]]:
     """The rows of a tile arrive one by one; (candidates kept, their statistics), oldest first."""
     scorer, budget = method.scorer, method.budget
@@ -175,7 +179,7 @@ def _tile(
                 first = max(0, before + i + 1 - scorer.window)
                 query = _queries(tile, first, before + i + 1, chosen)
                 last = HostBlock(query, position, newest - (before + i - first), tile.sinks)
-            held_rows = Held(now, position, newest, functools.partial(read, chosen), last)
+            held_rows = Held(now, position, newest, functools.partial(read, chosen), last, across=across)
             score = np.broadcast_to(scorer.score(held_rows), position.shape)
             free = _victim(score, position, newest, method)
     if free is not None:
@@ -219,6 +223,10 @@ def _read(read: Callable[[], tuple[Floats, Floats]], slots: Ints, chosen: Ints) 
     at = _take(slots, chosen)[..., None]
     keys, values = read()
     return np.take_along_axis(keys, at, axis=2), np.take_along_axis(values, at, axis=2)
+
+
+def _across(across: Callable[[mx.array], mx.array], score: Floats) -> Floats:
+    return np.array(across(mx.array(score)))
 
 
 def _queries(tile: HostBlock, first: int, last: int, chosen: Ints) -> Floats:
