@@ -55,6 +55,41 @@ def test_what_a_model_does_not_show_is_refused(method: str, file: str, words: st
         vqx.make_cache(built(file), method, **{**GUARDS, "budget": 16})
 
 
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("ada(fusion)", "this method reads keys or values head by head"),
+        ("ada(r-kv)", "this method reads keys or values head by head"),
+        ("ada(tova)", "this method keeps one set of rows for all heads"),
+        ("ada(keydiff)", "by attention, and the method inside looks at none"),
+        ("ada(expected-attention)", "this method merges values, or sums up queries"),
+        ("ada(cam)", "this method merges values, or sums up queries"),
+        ("critical(l2norm)", "multiplies attention by what a value does"),
+        ("cam(cam)", "names cam twice"),
+        ("squeezeattention(pyramidkv)", "sets the budgets of the layers, and so does the method inside it"),
+        ("h2o(tova)", "h2o wraps no other method"),
+    ],
+)
+def test_pairs_that_make_no_sense_are_refused_before_a_token(method: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        vqx.make_cache(built("qwen2"), method, budget=32)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "kept"),
+    [
+        ("protect(ada(snapkv))", {"window": 4, "spans": ((2, 4),)}, {12}),
+        ("ada(critical(h2o))", {}, {12}),
+        ("squeezeattention(ada(h2o))", {"n_sink": 1}, {6, 14}),
+    ],
+)
+def test_wrappers_compose(method: str, options: dict[str, Any], kept: set[int]) -> None:
+    model = built("qwen2")
+    caches = vqx.make_cache(model, method, budget=12, **options)
+    read(model, caches)
+    assert {cache.tokens_kept for cache in caches} == kept
+
+
 @pytest.mark.parametrize("file", ["phi3", "qwen2", "mixtral"])
 def test_layers_share_their_rows(file: str) -> None:
     model = built(file)

@@ -141,20 +141,27 @@ def more_sinks(config: HalfRecent, layers: Sequence[LayerInfo], methods: Sequenc
     return [method._replace(n_sink=method.n_sink + 1) for method in methods]
 
 
+def twice_the_sinks(
+    config: HalfRecent, layers: Sequence[LayerInfo], methods: Sequence[Method]
+) -> list[Method]:
+    return [method._replace(n_sink=method.n_sink * 2) for method in methods]
+
+
 @pytest.fixture
 def outer(toys: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    spec = MethodSpec(
-        name="outer", summary="-", paper="-", config=HalfRecent, build=numbered, wrap=more_sinks
-    )
+    wrappers = {
+        name: MethodSpec(name=name, summary="-", paper="-", config=HalfRecent, build=numbered, wrap=wrap)
+        for name, wrap in (("outer", more_sinks), ("twice", twice_the_sinks))
+    }
     load = toys.load
-    monkeypatch.setattr(toys, "load", lambda name: spec if name == "outer" else load(name))
+    monkeypatch.setattr(toys, "load", lambda name: wrappers.get(name) or load(name))
     return toys
 
 
 def test_wrappers_are_built_from_the_inside_out(outer: Registry) -> None:
-    chain = chain_of("outer(outer(toy))")
-    own, _ = split_options(chain, {"budget": 8, "n_sink": 1, "recent": 3})
-    assert [(m.budget, m.n_sink, m.recent) for m in methods_for(chain, own, LAYERS)] == [(8, 3, 3)] * 3
+    chain = chain_of("outer(twice(toy))")
+    own, _ = split_options(chain, {"budget": 8, "n_sink": 2, "recent": 3})
+    assert [(m.budget, m.n_sink, m.recent) for m in methods_for(chain, own, LAYERS)] == [(8, 5, 3)] * 3
     with pytest.raises(ValueError, match=re.escape("outer(toy) has no option 'sinks'")):
         split_options(chain_of("outer(toy)"), {"sinks": 1})
 
@@ -167,7 +174,7 @@ def test_what_matters_alone_is_no_option_of_a_wrapper_but_of_what_it_wraps(
     load = outer.load
     known = {"outer": spec, "bare": bare}
     monkeypatch.setattr(outer, "load", lambda name: known.get(name) or load(name))
-    for name in ("outer", "outer(toy)", "outer(outer)"):
+    for name in ("outer", "outer(toy)", "twice(outer)"):
         assert split_options(chain_of(name), {"recent": 3})[0] == {"recent": 3}
     with pytest.raises(ValueError, match=re.escape("outer(bare) has no option 'recent'")):
         split_options(chain_of("outer(bare)"), {"recent": 3})
@@ -176,6 +183,12 @@ def test_what_matters_alone_is_no_option_of_a_wrapper_but_of_what_it_wraps(
 @pytest.mark.parametrize("name", ["outer(toy", "outer toy)", "outer()", "(toy)", "outer(toy))", ""])
 def test_a_composition_with_wrong_brackets_is_refused(outer: Registry, name: str) -> None:
     with pytest.raises((ValueError, UnknownMethod), match=r"is not understood|no method"):
+        chain_of(name)
+
+
+@pytest.mark.parametrize("name", ["outer(outer)", "outer(twice(outer(toy)))"])
+def test_a_method_twice_is_refused(outer: Registry, name: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{name!r} names outer twice")):
         chain_of(name)
 
 

@@ -166,6 +166,13 @@ def test_a_score_of_keys_is_refused_at_the_first_cut(stream: Feed, feed: Feed) -
         feed(cache, stream(20), [13, 1])
 
 
+def test_one_set_of_rows_for_all_heads_is_refused(stream: Feed, feed: Feed) -> None:
+    scorer = LATEST._replace(score=lambda held: held.over_heads(LATEST.score(held)))
+    cache = EvictingCache(Method(scorer, 12, floor=0.2), MODEL)
+    with pytest.raises(ValueError, match="keep rows of their own, and this method keeps one set"):
+        feed(cache, stream(20), [13, 1])
+
+
 def test_a_mask_of_the_models_own_is_refused(stream: Feed) -> None:
     tokens = stream(8)
     cache = EvictingCache(Method(accumulated(), 12, floor=0.2), MODEL)

@@ -23,7 +23,7 @@ def chain_of(name: str) -> Chain:
     """The installed methods that a name composes (``vqx.load`` for each).
 
     Raises:
-        ValueError: brackets that do not match, a method around another that wraps nothing.
+        ValueError: brackets that do not match, a method around another that wraps nothing, one twice.
         UnknownMethod, PluginError: as ``vqx.load``.
     """
     parts = name.replace(" ", "").rstrip(")").split("(")
@@ -33,6 +33,8 @@ def chain_of(name: str) -> Chain:
     for spec in chain[:-1]:
         if spec.wrap is None and spec.share is None:
             raise ValueError(f"{spec.name} wraps no other method, so {name!r} cannot be built")
+        if chain.count(spec) > 1:
+            raise ValueError(f"{name!r} names {spec.name} twice, with the same options: once will do")
     return chain
 
 

@@ -1,8 +1,7 @@
 """A method with its options as it is written on a command line: ``h2o:decay=0.98,recent=32``."""
 
 import ast
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vqx.build import chain_of, split_options
@@ -10,13 +9,14 @@ from vqx.spec import Setting
 
 
 def settings(texts: Sequence[str]) -> list[Setting]:
-    """Settings as they are written: ``h2o``, ``h2o:decay=0.98,recent=32``, ``h2o,tova``.
+    """Settings as they are written: ``h2o``, ``h2o:decay=0.98,recent=32``, ``h2o,tova``, and values in
+    brackets, ``protect(h2o):spans=((0, 64),)``.
 
     Raises:
         ValueError: an option without a value or a name.
     """
     found: list[Setting] = []
-    for piece in re.findall(r"[^\s,]+", " ".join(texts)):
+    for piece in _pieces(" ".join(texts)):
         name, colon, option = piece.partition(":") if ":" in piece.split("=")[0] else ("", "", piece)
         if not colon and "=" not in piece:
             found.append(Setting(piece, {}))
@@ -43,6 +43,20 @@ def check(setting: Setting) -> None:
         ValueError, PluginError: as :func:`vqx.build.chain_of` and :func:`vqx.build.split_options`.
     """
     split_options(chain_of(setting.method), setting.options)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """What stands between spaces and commas; in brackets they part nothing."""
+    piece, depth = "", 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if depth or not (letter.isspace() or letter == ","):
+            piece += letter
+        elif piece:
+            yield piece
+            piece = ""
+    if piece:
+        yield piece
 
 
 def _value(text: str) -> Any:

@@ -15,7 +15,8 @@ from vqx.options import Options
 from vqx.scorers import Method, Scorer
 from vqx.state.batch import EvictingBatch
 from vqx.state.cache import EvictingCache
-from vqx.state.lanes import one_lane
+from vqx.state.lanes import CannotShare, one_lane
+from vqx.state.layer import settle
 from vqx.state.packing import Packing, packing_of
 
 _KEEPS_ALL = Method(Scorer(score=lambda held: 0.0), budget=2**30)
@@ -60,9 +61,10 @@ def check_budgets(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
 
 
 def check_lanes(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
-    """Refuse heads that share a budget where the model reads their rows in a way of its own.
+    """Refuse heads that share a budget where model or method reads their rows in a way of its own.
 
-    With nothing evicted, logits must be the same whether heads stand apart or in one lane.
+    With nothing evicted, logits must be the same whether heads stand apart or in one lane; then one layer
+    is cut, by a score of attention that each head has for itself.
 
     Raises:
         ValueError: says so.
@@ -93,6 +95,20 @@ def check_lanes(model: nn.Module, fresh: Callable[[], list[Any]]) -> None:
                 f"{type(model).__module__} reads the rows of a layer in a way of its own, so its heads cannot"
                 " share a budget; use the method inside alone"
             )
+    _check_score(next(cache for cache in _evicting(together) if cache.in_lanes))
+
+
+def _check_score(cache: EvictingCache) -> None:
+    """Refuse a score that heads cannot share, before rows are cut by it."""
+    if cache.layer is None:
+        return
+    method = cache.plan.method._replace(budget=1)
+    try:
+        settle(cache.plan._replace(method=method), cache.layer, room=2)
+    except CannotShare:
+        raise
+    except ValueError:
+        pass  # of the method, which may want something before its first cut
 
 
 def packings_for(

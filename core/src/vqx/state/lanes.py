@@ -13,8 +13,13 @@ from vqx.state.rows import Rows, filled
 ELSEWHERE = 2**30
 """The position, for a head, of a row of another head: no sink, not recent, seen by no query."""
 
+
 TILE = 2**25
 """Numbers of a mask held at once (32 MiB of booleans)."""
+
+
+class CannotShare(ValueError):
+    """A score asked for what heads that share a budget do not have: rows side by side, one set for all."""
 
 
 def one_lane(rows: Rows) -> Rows:

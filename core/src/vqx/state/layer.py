@@ -369,9 +369,18 @@ def _over_processes(
 
 
 def _held(plan: Plan, layer: Layer) -> Held:
+    alone = layer.heads * layer.rows.position.shape[1] == 1 and plan.across is None
+    together = plan.method.floor is not None and not alone
+
+    def one_set(mean: mx.array) -> mx.array:
+        raise lanes.CannotShare(
+            "heads that share a budget keep rows of their own, and this method keeps one set of rows for all"
+            " heads of a layer; share the budget of a method whose heads rank alone (heads='each')"
+        )
+
     def read() -> tuple[mx.array, mx.array]:
-        if plan.method.floor is not None and layer.heads * layer.rows.position.shape[1] > 1:
-            raise ValueError(
+        if together:
+            raise lanes.CannotShare(
                 "heads that share a budget hold their rows together, and this method reads keys or values"
                 " head by head; share the budget of a method that ranks by attention"
             )
@@ -386,7 +395,7 @@ def _held(plan: Plan, layer: Layer) -> Held:
         notes=layer.notes,
         rotary=plan.rotary,
         place=layer.size if plan.compact else layer.end,
-        across=None if plan.across is None or layer.heads > 1 else plan.across.mean,  # lanes hold other rows
+        across=one_set if together else None if plan.across is None else plan.across.mean,
     )
 
 

@@ -49,7 +49,15 @@ def wrap(config: AdaConfig, layers: Sequence[LayerInfo], methods: Sequence[Metho
     """The methods with one budget for the heads of a layer.
 
     Each asks for the latest query at least, so that a layer whose attention cannot be seen is found out.
+
+    Raises:
+        ValueError: methods that rank by anything but attention, which heads cannot be compared by.
     """
+    if not all(method.scorer.reads_queries for method in methods):
+        raise ValueError(
+            "ada ranks the rows of all heads together, by attention, and the method inside looks at none:"
+            " use that method alone, or ada around one that does, such as ada(h2o)"
+        )
     return [
         method._replace(
             floor=config.floor, scorer=method.scorer._replace(window=max(method.scorer.window, 1))

@@ -54,7 +54,16 @@ def build(config: CriticalConfig, layers: Sequence[LayerInfo]) -> list[Method]:
 
 
 def wrap(config: CriticalConfig, layers: Sequence[LayerInfo], methods: Sequence[Method]) -> list[Method]:
-    """The methods with their second half chosen anew."""
+    """The methods with their second half chosen anew.
+
+    Raises:
+        ValueError: methods that look at no attention, which a value's output could be weighed by.
+    """
+    if not all(method.scorer.reads_queries for method in methods):
+        raise ValueError(
+            "critical multiplies attention by what a value does to the output, and the method inside looks at"
+            " none: use that method alone, or critical around one that does, such as critical(snapkv)"
+        )
     return [
         method._replace(scorer=critical(config, layer, method))
         for layer, method in zip(layers, methods, strict=True)
