@@ -59,7 +59,7 @@ def ran(count: int, kind: str, settings: Sequence[str], folder: Path) -> list[di
         (
             3,
             "heads",
-            ["tova", "keyformer", "squeezeattention", "ada", "ada(tova):interval=4", "tova:cadence=token"],
+            ["tova", "keyformer", "squeezeattention", "ada", "ada(morphkv):interval=4", "tova:cadence=token"],
         ),
         (2, "layers", ["pyramidkv", "keyformer", "ada", "critical", "squeezeattention"]),
         (3, "layers", ["h2o:undo=2", "pyramidkv", "squeezeattention(h2o)"]),

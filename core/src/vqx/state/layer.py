@@ -369,8 +369,7 @@ def _over_processes(
 
 
 def _held(plan: Plan, layer: Layer) -> Held:
-    alone = layer.heads * layer.rows.position.shape[1] == 1 and plan.across is None
-    together = plan.method.floor is not None and not alone
+    together = plan.method.floor is not None and layer.heads * layer.rows.position.shape[1] > 1
 
     def one_set(mean: mx.array) -> mx.array:
         raise lanes.CannotShare(
