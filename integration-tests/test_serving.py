@@ -1,12 +1,15 @@
 """``vqx serve`` as its clients meet it: a server in a process of its own, a small model, plain HTTP."""
 
+import inspect
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +183,12 @@ def test_generate_writes_what_mlx_lm_writes_with_the_same_caches(folder: Path) -
     assert own.strip() in ended.output
 
 
-def test_help_shows_the_options_of_both() -> None:
-    shown = CliRunner().invoke(main, ["serve", "--help"]).output
-    assert all(name in shown for name in ("--budget", "--method", "--decode-concurrency", "--chat-template"))
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [("serve", server_main), ("generate", sys.modules["mlx_lm.generate"]), ("chat", chat_main)],
+)
+def test_help_shows_every_option_of_mlx_lms_command_and_ours(command: str, module: Any) -> None:
+    options = set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(module)))
+    shown = CliRunner().invoke(main, [command, "--help"]).output
+    assert not [name for name in (*options, "--budget", "--method", "--question") if name not in shown]
+    assert len(options) > 10
