@@ -124,6 +124,7 @@ def _attend(
         "D": width, "H": heads, "G": group, "QB": min(group * length, AT_ONCE),
         "FUSE": FUSE[rule.fuse_logits], "HIDE": HIDE[rule.hide], "MAXG": int(rule.group == "max"),
         "MAXS": int(rule.queries == "max"), "SINKS": int(asked.sinks is not None),
+        "ONE": int(length == 1),
     }  # fmt: skip
     numbers = _numbers((asked.scale, *factors))
     arrays = {

@@ -118,6 +118,7 @@ def compose(names: tuple[str, ...], method: Method = GAINED, *, ranks: bool = Fa
             gives += tuple(f"{write}_out" for write in method.writes) + (("ranked",) if ranks else ())
             own = f"float score = gained;\n{method.text}\n" + _text("guard.vqx")
             text = text.replace("METHOD\n", own if ranks else method.text + "\n")
+            text = text.replace("SPANS\n", _text("spans.vqx") if ranks else "")
         reads += [ask for ask in asks if ask not in (*reads, *writes)]
         writes += gives
         texts.append(text)

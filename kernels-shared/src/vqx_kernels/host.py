@@ -35,7 +35,16 @@ C_TYPES = {
 RUNTIME = ("D", "H", "SPAN")
 """Constants that need no compilation of their own on the host."""
 
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-shared",
+)
 FIRST = 'extern "C" int vqx_works() { return int(vqx_exp(0.0f)); }\n'
 _LOCK = threading.Lock()
 
@@ -173,7 +182,7 @@ def translation(
             asked.append(f"const vqx_i64* {name}_strides")
             passed.append(f"strides[{number}]")
     for number, (name, kind) in enumerate(zip(body.writes, gives, strict=True), len(types)):
-        given.append(f"{kind}* {name}")
+        given.append(f"{kind}* __restrict {name}")
         passed.append(f"({kind}*)a[{number}]")
     fixed = "".join(f"constexpr int {name} = {int(value)};\n" for name, value in constants)
     runtime = ", ".join(f"const int {name}" for name in RUNTIME)

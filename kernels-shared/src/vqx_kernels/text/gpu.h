@@ -63,7 +63,12 @@ VQX_FN void vqx_dots(VQX_THREAD float* dots, const VQX_DEV T* key, vqx_i64 strid
 #define VQX_KEYS (VQX_THREADS / 8)
 #define VQX_KEY (int(vqx_tid) / 8)
 #define VQX_LANE (int(vqx_tid) & 7)
-#define VQX_DOTS(dots, key, stride, asked) vqx_dots<QB, D>(dots, key, stride, asked, VQX_LANE)
+#define VQX_DOTS(dots) float dots[QB]
+#define VQX_EACH_KEY(i, first, last, dots, keys, across, along, asked) \
+  for (int vqx_b = (first); vqx_b < (last); vqx_b += VQX_KEYS) \
+    for (int i = vqx_min(vqx_b + VQX_KEY, (last) - 1), vqx_once = (vqx_dots<QB, D>(dots, (keys) + i * (across), along, asked, VQX_LANE), 1); vqx_once; vqx_once = 0)
+// Whether this lane speaks for its key; behind the last one all repeat it.
+#define VQX_OWN(last) (VQX_LANE == 0 && vqx_b + VQX_KEY < (last))
 #define VQX_SCRATCH VQX_SHARED(float, vqx_floats, VQX_WARPS); VQX_SHARED(vqx_u32, vqx_words, VQX_WARPS); VQX_SHARED(vqx_u32, vqx_slots, VQX_WARPS)
 #define VQX_BLOCK_SUM(dst, i, n, expr) float dst = 0.0f; VQX_EACH(i, 0, n) dst = dst + (expr); dst = vqx_block_sum(dst, vqx_floats, vqx_lane, vqx_warp)
 #define VQX_BLOCK_MAX(dst, i, n, expr) float dst = -INFINITY; VQX_EACH(i, 0, n) dst = vqx_max(dst, (expr)); dst = vqx_block_max(dst, vqx_floats, vqx_lane, vqx_warp)

@@ -33,12 +33,20 @@ static inline vqx_eight vqx_load(const vqx_bfloat* p) {
 }
 static inline vqx_eight vqx_add(vqx_eight a, vqx_eight b, vqx_eight c) { return _mm256_fmadd_ps(a, b, c); }
 static inline void vqx_store(float* p, vqx_eight a) { _mm256_storeu_ps(p, a); }
+// Four times the sum of eight, neighbours first.
+static inline void vqx_fold(float* p, const vqx_eight* a) {
+  const vqx_eight both = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+  _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1)));
+}
 #else
 struct vqx_eight { float v[8]; };
 static inline vqx_eight vqx_none() { return vqx_eight{}; }
 template <typename T> static inline vqx_eight vqx_load(const T* p) { vqx_eight r; for (int l = 0; l < 8; l++) r.v[l] = float(p[l]); return r; }
 static inline vqx_eight vqx_add(vqx_eight a, vqx_eight b, vqx_eight c) { vqx_eight r; for (int l = 0; l < 8; l++) r.v[l] = __builtin_fmaf(a.v[l], b.v[l], c.v[l]); return r; }
 static inline void vqx_store(float* p, vqx_eight a) { memcpy(p, a.v, 32); }
+static inline void vqx_fold(float* p, const vqx_eight* a) {
+  for (int k = 0; k < 4; k++) p[k] = ((a[k].v[0] + a[k].v[1]) + (a[k].v[2] + a[k].v[3])) + ((a[k].v[4] + a[k].v[5]) + (a[k].v[6] + a[k].v[7]));
+}
 #endif
 #define VQX_FN static inline __attribute__((always_inline))
 #define VQX_DEV
