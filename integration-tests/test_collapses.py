@@ -305,18 +305,14 @@ def both(write: Write, collapse: Collapse, engine: Mapping[str, Any]) -> tuple[W
 
 
 def by_head(cache: EvictingCache) -> tuple[np.ndarray[Any, Any], ...]:
-    """Of each row held its head and its position ``[N, 2]``, its key and its value ``[N, D]``, in that order.
+    """Of each row that remains its head and position ``[N, 2]``, its key and its value ``[N, D]``, head by head.
 
     For one sequence, whether every head has its rows or all share a lane.
     """
-    keys, values = cache.keys_and_values()
-    assert cache.layer is not None
-    position = np.array(cache.position)
-    head = cache.layer.rows.columns.get("head", mx.arange(position.shape[1])[:, None])
-    place = np.stack([np.broadcast_to(np.array(head), position.shape), position], axis=-1).reshape(-1, 2)
-    order = np.lexsort((place[:, 1], place[:, 0]))
-    rows = (np.array(array[0]).reshape(len(order), -1) for array in (keys, values))
-    return place[order], *(each[order] for each in rows)
+    kept = remaining(cache)
+    head = kept.columns.get("head", np.arange(kept.position.shape[1])[:, None])
+    place = np.stack(np.broadcast_arrays(head, kept.position), axis=-1).reshape(-1, 2)
+    return place, *(np.array(array[0]).reshape(len(place), -1) for array in (kept.keys, kept.values))
 
 
 IN_A_MODEL = [

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -64,7 +64,10 @@ def feed(cache: EvictingCache, tokens: Stream, lengths: Iterable[int], start: in
 
 
 class Kept(NamedTuple):
-    """The rows that remain for the next forward, oldest first."""
+    """The rows that remain for the next forward, oldest first.
+
+    Where heads share a budget they stand in one lane, ``[B, 1, N]``, head by head, with the column ``head``.
+    """
 
     keys: mx.array  # [B, H, n, D]
     values: mx.array  # [B, H, n, Dv]
@@ -78,11 +81,38 @@ def remaining(cache: EvictingCache) -> Kept:
         raise ValueError("the cache is empty: feed it first")
     # room for two rows: with room for one, settling names a slot instead of dropping its row
     rows = settle(cache.plan, cache.layer, room=2)[0].rows
-    order = mx.argsort(rows.position, axis=2)
+    order = mx.argsort(rows.columns.get("head", 0) * cache.tokens_seen + rows.position, axis=2)
     keys, values = (mx.take_along_axis(array, order[..., None], axis=2) for array in filled(rows))
     position = np.array(mx.take_along_axis(rows.position, order, axis=2))
     columns = {name: np.array(mx.take_along_axis(c, order, axis=2)) for name, c in rows.columns.items()}
     return Kept(keys, values, position, columns)
+
+
+def offered(rows: mx.array, position: Any, head: Any = None) -> mx.array:
+    """Of a stream's keys or values ``[B, H, S, D]`` those at ``position``, ``[B, H, n, D]`` or a lane's."""
+    batch, heads, length, width = rows.shape
+    head = mx.arange(heads)[:, None] if head is None else mx.array(head)
+    place = (head * length + mx.array(position)).reshape(batch, -1, 1)
+    found = mx.take_along_axis(rows.reshape(batch, heads * length, width), place, axis=1)
+    return found.reshape(*position.shape, width)
+
+
+def lanes(cache: EvictingCache) -> tuple[npt.NDArray[np.int32], ...]:
+    """The positions that each head of each sequence holds, as stored."""
+    layer = cache.layer
+    if layer is None:
+        raise ValueError("the cache is empty: feed it first")
+    position = np.array(layer.rows.position)
+    if layer.heads == 1:
+        return (*position.reshape(-1, position.shape[2]),)
+    head = np.array(layer.rows.columns["head"])
+    pairs = zip(position[:, 0], head[:, 0], strict=True)
+    return tuple(row[of == each] for row, of in pairs for each in range(layer.heads))
+
+
+def count(lanes: Sequence[Any]) -> float:
+    """Rows per head."""
+    return sum(map(len, lanes)) / len(lanes)
 
 
 def same_bits(one: mx.array, other: mx.array) -> bool:
@@ -98,16 +128,15 @@ class Step(NamedTuple):
 
     start: int
     stop: int
-    position: npt.NDArray[np.int32]  # [B, H, n], rows held during it, as stored
+    lanes: tuple[npt.NDArray[np.int32], ...]  # positions held during it, as stored, of every head
     strays: int  # rows that are not, bit for bit, what was offered there (merged values left out)
     tokens_kept: int  # what the cache says remains after it
     offset: int
 
     @property
-    def kept(self) -> npt.NDArray[np.int32]:
-        """Positions kept from before, ``[B, H, m]``, oldest first."""
-        ordered = np.sort(self.position, axis=2)
-        return ordered[..., : ordered.shape[2] - (self.stop - self.start)]
+    def kept(self) -> list[npt.NDArray[np.int32]]:
+        """Positions kept from before, oldest first, of every head of every sequence."""
+        return [np.sort(lane)[: len(lane) - (self.stop - self.start)] for lane in self.lanes]
 
 
 class Walk(NamedTuple):
@@ -125,17 +154,20 @@ PROMPT = (7, 20, 1, 13)
 def walk(method: str, engine: Options, setting: tuple[tuple[str, Any], ...], name: str) -> Walk:
     """The stream called ``name`` under a method's setting: the prompt in chunks, then token by token."""
     tokens, cache = stream(name), cache_of(method, engine, **dict(setting))
-    offered = np.array(tokens.keys), np.array(tokens.values)
     lengths = [*PROMPT, *[1] * (tokens.length - sum(PROMPT))]
     steps = []
     for first, last in _spans(lengths, 0):
-        held = [np.array(array) for array in forward(cache, tokens.cut(first, last))]
-        position = np.array(cache.position)
-        wrong = np.zeros(position.shape, bool)
-        unchanged = held if cache.plan.method.merge is None else held[:1]
-        for array, right in zip(unchanged, offered, strict=False):
-            wrong |= (array != np.take_along_axis(right, position[..., None], axis=2)).any(axis=-1)
-        steps.append(Step(first, last, position, int(wrong.sum()), cache.tokens_kept, cache.offset))
+        held = forward(cache, tokens.cut(first, last))
+        head = None if cache.layer is None else cache.layer.rows.columns.get("head")
+        unchanged = (
+            zip(held, tokens[1:], strict=True)
+            if cache.plan.method.merge is None
+            else [(held[0], tokens.keys)]
+        )
+        wrong = mx.zeros(cache.position.shape, mx.bool_)
+        for rows, stored in unchanged:
+            wrong |= mx.any(rows != offered(stored, cache.position, head), axis=-1)
+        steps.append(Step(first, last, lanes(cache), int(wrong.sum()), cache.tokens_kept, cache.offset))
     return Walk(cache.plan.method, tuple(steps))
 
 
