@@ -305,7 +305,7 @@ def both(write: Write, collapse: Collapse, engine: Mapping[str, Any]) -> tuple[W
 
 
 def by_head(cache: EvictingCache) -> tuple[np.ndarray[Any, Any], ...]:
-    """Of each row that remains its head and position ``[N, 2]``, its key and its value ``[N, D]``, head by head.
+    """Of each row that remains its head and place ``[N, 2]``, its key and its value ``[N, D]``, head by head.
 
     For one sequence, whether every head has its rows or all share a lane.
     """
