@@ -6,7 +6,7 @@ The operations beside which they stand remain the definition; what no kernel ser
 import functools
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
@@ -16,6 +16,24 @@ FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 Turns: TypeAlias = tuple[mx.array, mx.array, mx.array]
 """Which channels turn together ``[2, P]``, and cosine and sine of turns by t and by 256 t, ``[*, P, 2]``."""
+
+
+class Chosen(NamedTuple):
+    """The row that goes for a token that comes; what a kernel found with it."""
+
+    slot: mx.array  # [B, H, 1]
+    position: mx.array | None = None
+    """[B, H, n] once the token stands there; None: no kernel said."""
+    columns: Mapping[str, mx.array] = {}
+    """Statistics [B, H, n] that a kernel wrote: once the token stands there, if ``position`` says so."""
+
+
+class Kept(NamedTuple):
+    """The rows that stay, chosen by a kernel."""
+
+    slots: mx.array  # as of ``vqx.eviction.freed``, or the rows that stay in the order in which they stood
+    position: mx.array  # [B, H, keep]
+    columns: Mapping[str, mx.array]  # each [B, H, keep]
 
 
 @functools.cache
@@ -89,11 +107,24 @@ def mass(
     return found * decay ** (block.length - last) if decay != 1.0 else found
 
 
-def step(method: Method, stats: Mapping[str, Any], block: Any) -> tuple[Mapping[str, Any], mx.array] | None:
-    """Observe the queries of a block, score its rows, and choose the one that goes, in one kernel.
+def step(method: Method, stats: Mapping[str, Any], block: Any, *, whole: bool = False) -> Chosen | None:
+    """Observe the queries of a block, score its rows, choose the one that goes, and put the next token there.
 
-    Returns (statistics, the slot ``[B, H, 1]``); None where no kernel serves the method or the block.
+    ``whole``: kernels wrote the positions and statistics. None: no kernel serves the method or the block.
     """
+    done = _stepped(method, stats, block, then="exchange", whole=whole)
+    return None if done is None else Chosen(done.slot, done.next, done.written)
+
+
+def ranked(
+    method: Method, stats: Mapping[str, Any], block: Any
+) -> tuple[Mapping[str, mx.array], mx.array] | None:
+    """Observe a block's queries and score its rows: (statistics, guarded scores); None as of ``step``."""
+    done = _stepped(method, stats, block, then="nothing")
+    return None if done is None else ({**stats, **done.written}, done.ranked)
+
+
+def _stepped(method: Method, stats: Mapping[str, Any], block: Any, **how: Any) -> Any | None:
     scorer, kernels, where = method.scorer, offered(), target()
     kernel = scorer.kernel
     if kernels is None or where == "reference" or kernel is None or block is None:
@@ -101,19 +132,60 @@ def step(method: Method, stats: Mapping[str, Any], block: Any) -> tuple[Mapping[
     asked = _asked(kernels, block)
     if kernel.stands_for != (scorer.score, scorer.observe) or asked is None or not kernels.fits(asked):
         return None
-    asked, rule = _ruled(kernels, block, asked, **kernel.rule)
-    recorded = block.generated == ()  # which tokens these are is an array, the same for all sequences
-    if not recorded and not isinstance(block.generated, int):
+    if not isinstance(block.generated, int):
         return None  # the sequences of a batch differ
-    generated = None if recorded else block.generated
-    factors = kernel.factors(block.start + block.length - 1, generated, block.length)
-    if recorded:
-        factors = tuple(f.reshape(-1)[:1] if isinstance(f, mx.array) else f for f in factors)
+    if block.length > 1 and kernel.lines.adjust != "(logit)":
+        return None  # it changes logits by numbers that differ from token to token
+    asked, rule = _ruled(kernels, block, asked, **kernel.rule)
+    factors = kernel.factors(block.start + block.length - 1, block.generated, block.length)
     if any(isinstance(factor, mx.array) and factor.size > 1 for factor in factors):
         return None
-    guard = kernels.Guard(method.n_sink, method.recent, method.spans)
-    done = kernels.step(where, asked, rule, kernel.lines, stats, guard, factors)
-    return {**stats, **done.written}, done.slot
+    return kernels.step(where, asked, rule, kernel.lines, stats, _guard(kernels, method), factors, **how)
+
+
+def exchange(method: Method, score: mx.array, position: mx.array, end: int) -> Chosen | None:
+    """As ``step`` for scores ``[B, H, n]``, before the token at ``end``; None: no kernel here."""
+    kernels, where = offered(), target()
+    if kernels is None or where == "reference":
+        return None
+    found = kernels.exchanged(where, score.astype(mx.float32), position, end, _guard(kernels, method))
+    return Chosen(found.slot, found.next)
+
+
+def kept(
+    method: Method | None,
+    score: mx.array,
+    position: mx.array,
+    columns: Mapping[str, mx.array],
+    keep: int,
+    *,
+    end: int = 0,
+    in_place: bool,
+) -> Kept | None:
+    """The ``keep`` rows that stay and what goes with them; None: no kernel here.
+
+    Args:
+        method: whose guard stands above the scores, before the token at ``end``; None: they are guarded.
+        score: ``[B, H, n]``.
+        in_place: whether they stay where they are, as of ``eviction.freed``.
+    """
+    kernels, where = offered(), target()
+    right = all(column.dtype == mx.float32 for column in columns.values())
+    if kernels is None or where == "reference" or not right or not 0 < keep < position.shape[2]:
+        return None
+    guard = None if method is None else _guard(kernels, method)
+    score = score.astype(mx.float32)
+    found = kernels.kept(where, score, position, columns, keep, in_place=in_place, guard=guard, end=end)
+    return Kept(*found)
+
+
+@functools.cache
+def _made(kernels: Any, n_sink: int, recent: int, spans: tuple[tuple[int, int], ...]) -> Any:
+    return kernels.Guard(n_sink, recent, spans)
+
+
+def _guard(kernels: Any, method: Method) -> Any:
+    return _made(kernels, method.n_sink, method.recent, method.spans)
 
 
 def lowest(score: mx.array, position: mx.array) -> mx.array | None:

@@ -3,7 +3,7 @@
 from vqx_kernels.attention import Asked, Guard, Rule, Step, fits, gained, mass, step
 from vqx_kernels.bodies import Method
 from vqx_kernels.keys import expected, spared
-from vqx_kernels.selection import survivors, victim
+from vqx_kernels.selection import exchanged, kept, survivors, victim
 from vqx_kernels.targets import Target, choose, describe, targets
 from vqx_kernels.turning import Turns, turned
 
@@ -17,9 +17,11 @@ __all__ = [
     "Turns",
     "choose",
     "describe",
+    "exchanged",
     "expected",
     "fits",
     "gained",
+    "kept",
     "mass",
     "spared",
     "step",

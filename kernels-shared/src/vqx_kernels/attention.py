@@ -61,7 +61,10 @@ class Step(NamedTuple):
 
     written: Mapping[str, mx.array]  # each [B, H, n] float32
     ranked: mx.array  # [B, H, n] float32, guarded scores
-    slot: mx.array  # [B, H, 1] int32
+    slot: mx.array  # [B, H, 1] int32; where no row is chosen, of no rows
+    next: mx.array | None = None
+    """[B, H, n] int32: positions once the next token stands at the slot, where ``written`` is 0 by then.
+    None: not asked for, or too many rows for one block."""
 
 
 HIDE = {"nothing": 0, "later": 1, "itself": 2, "newest": 3}
@@ -95,16 +98,22 @@ def step(
     stats: Mapping[str, mx.array],
     guard: Guard,
     factors: Sequence[float | mx.array] = (),
+    *,
+    then: Literal["nothing", "choose", "exchange"] = "choose",
+    whole: bool = False,
 ) -> Step:
     """Observe, score and choose at once: a method's own lines run where the weights are.
 
     Args:
         stats: what ``method.reads`` names, each ``[B, H, n]`` float32.
         factors: the method's own numbers, ``factors[1]`` on in its text.
+        then: leave it at the scores, choose the row that goes, or also put the next token in its place.
+        whole: position and statistics were written by kernels, so that they are known to lie row by row.
     """
-    found = _attend(target, asked, rule, method, stats, factors, guard)
+    found = _attend(target, asked, rule, method, stats, factors, guard, then=then, whole=whole)
     written = {name: found[f"{name}_out"] for name in method.writes}
-    return Step(written, found["ranked"], found["slot"])
+    slot = found["slot"] if then != "nothing" else _NONE
+    return Step(written, found["ranked"], slot, found.get("next"))
 
 
 def _attend(
@@ -116,6 +125,9 @@ def _attend(
     factors: Sequence[float | mx.array],
     guard: Guard | None,
     logits: mx.array | None = None,
+    *,
+    then: str = "nothing",
+    whole: bool = False,
 ) -> dict[str, mx.array]:
     batch, heads, group, length, width = asked.queries.shape
     n, rows = asked.position.shape[2], batch * heads
@@ -133,9 +145,7 @@ def _attend(
         "position": asked.position,
         "sizes": _sizes(n, rule.old, guard or Guard(), length),
         "factors": numbers,
-        "starts": asked.start
-        if isinstance(asked.start, mx.array)
-        else mx.array([asked.start] * batch, mx.int32),
+        "starts": asked.start if isinstance(asked.start, mx.array) else _starts(asked.start, batch),
         "shares": _shares(length, rule.decay, rule.queries == "mean"),
         "sinks": numbers if asked.sinks is None else asked.sinks.astype(mx.float32),
         **stats,
@@ -148,25 +158,30 @@ def _attend(
         "tops": ((batch, heads, count, 2), floats),
         "ranked": ((batch, heads, n), floats),
         "slot": ((batch, heads, 1), mx.int32),
+        "next": ((batch, heads, n), mx.int32),
         **{f"{name}_out": ((batch, heads, n), floats) for name in method.writes},
     }
-    for names, span, parts in _launches(
-        target, n, group * length, count, guard is not None, logits is not None
-    ):
-        body = compose(names, method, ranks=guard is not None)
+    for names, span, parts in _launches(target, n, group * length, count, then, logits is not None):
+        body = compose(names, method, ranks=guard is not None, columns=method.writes)
         outputs: Outputs = [shapes[name] for name in body.writes]
+        constants["SPAN"] = span
         found = run(
-            target, body, arrays, {**constants, "SPAN": span}, rows=rows, parts=parts, outputs=outputs
-        )
+            target, body, arrays, constants, rows=rows, parts=parts, outputs=outputs, whole=whole
+        )  # fmt: skip
         arrays.update(zip(body.writes, found, strict=True))
     return arrays
 
 
+_NONE = mx.zeros((0,), mx.int32)
+CHOSEN = {"nothing": (), "choose": ("lowest",), "exchange": ("lowest", "exchanged")}
+
+
+@functools.lru_cache(maxsize=256)
 def _launches(
-    target: str, n: int, queries: int, count: int, ranks: bool, given: bool
+    target: str, n: int, queries: int, count: int, then: str, given: bool
 ) -> list[tuple[tuple[str, ...], int, int]]:
     """(fragments, span, blocks a row) of each launch; how they are cut changes no bit."""
-    chosen = ("lowest",) if ranks else ()
+    chosen = CHOSEN[then]
     spans = -(-n // SPAN)
     if target == "host" or (n <= WHOLE and not given):
         names = ATTENTION[1:] if given else ATTENTION
@@ -174,7 +189,7 @@ def _launches(
     first = [] if given else [(("logits",), SPAN, spans)]
     if n * queries <= TOGETHER:
         return [*first, (("tops", "columns", *chosen), 0, 1)]
-    last = [(chosen, 0, 1)] if chosen else []
+    last = [(chosen[:1], 0, 1)] if chosen else []
     return [*first, (("tops",), 1, count), (("columns",), SPAN, spans), *last]
 
 
@@ -183,6 +198,12 @@ def _numbers(numbers: tuple[float | mx.array, ...]) -> mx.array:
     if not any(isinstance(number, mx.array) for number in numbers):
         return _floats(numbers)
     return mx.concatenate([mx.array(number).astype(mx.float32).reshape(1) for number in numbers])
+
+
+@functools.lru_cache(maxsize=64)
+def _starts(start: int, batch: int) -> mx.array:
+    """One array for all layers of a forward."""
+    return mx.array([start] * batch, mx.int32)
 
 
 @functools.lru_cache(maxsize=256)

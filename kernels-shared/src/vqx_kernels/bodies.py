@@ -36,7 +36,11 @@ FRAGMENTS = {
     "tops": Fragment(("logits", "position", "sizes", "factors", "starts", "sinks"), ("tops",)),
     "columns": Fragment(("logits", "tops", "position", "sizes", "factors", "starts", "shares"), ()),
     "lowest": Fragment(("ranked", "position", "sizes"), ("slot",)),
+    "guarded": Fragment(("scores", "position", "sizes", "starts"), ("ranked",)),
+    "exchanged": Fragment(("slot", "position", "sizes", "starts"), ("next",)),
     "survivors": Fragment(("ranked", "position", "sizes"), ("stay",)),
+    "moved": Fragment(("stay", "position", "sizes"), ("vacant", "slots", "kept")),
+    "packed": Fragment(("stay", "position", "sizes"), ("slots", "kept")),
     "expected": Fragment(("keys", "mean", "covariance", "sizes"), ("expected",)),
     "repeats": Fragment(("keys", "position", "sizes", "factors"), ("newest", "product")),
     "turned": Fragment(("keys", "slots", "steps", "sizes", "channels", "near", "far"), ("turned",)),
@@ -103,8 +107,15 @@ GAINED = Method("gained", "gained_out[at] = gained;", writes=("gained",))
 
 
 @functools.cache
-def compose(names: tuple[str, ...], method: Method = GAINED, *, ranks: bool = False) -> Body:
-    """The body of several fragments; ``ranks`` has a method's score guarded and written to ``ranked``."""
+def compose(
+    names: tuple[str, ...], method: Method = GAINED, *, ranks: bool = False, columns: tuple[str, ...] = ()
+) -> Body:
+    """The body of several fragments.
+
+    Args:
+        ranks: have a method's score guarded and written to ``ranked``.
+        columns: names of statistics that go with the rows that stay.
+    """
     reads: list[str] = []
     writes: list[str] = []
     texts = []
@@ -119,6 +130,14 @@ def compose(names: tuple[str, ...], method: Method = GAINED, *, ranks: bool = Fa
             own = f"float score = gained;\n{method.text}\n" + _text("guard.vqx")
             text = text.replace("METHOD\n", own if ranks else method.text + "\n")
             text = text.replace("SPANS\n", _text("spans.vqx") if ranks else "")
+        if name == "guarded":
+            text = text.replace("GUARD\n", _text("guard.vqx")).replace("SPANS\n", _text("spans.vqx"))
+        if name == "exchanged":
+            text = text.replace("COLUMNS\n", "".join(f"{w}_out[at] = 0.0f;\n" for w in columns))
+        if name in ("moved", "packed"):
+            asks += tuple(f"{column}_held" for column in columns)
+            gives += tuple(f"{column}_kept" for column in columns)
+            text = text.replace("COLUMNS\n", "".join(f"{c}_kept[to] = {c}_held[at];\n" for c in columns))
         reads += [ask for ask in asks if ask not in (*reads, *writes)]
         writes += gives
         texts.append(text)
@@ -128,4 +147,7 @@ def compose(names: tuple[str, ...], method: Method = GAINED, *, ranks: bool = Fa
 
 @functools.cache
 def _text(name: str) -> str:
-    return (files("vqx_kernels") / "text" / name).read_text()
+    """A file less its comments and indentation: MLX goes through a kernel's text at every call."""
+    lines = (files("vqx_kernels") / "text" / name).read_text().splitlines()
+    stripped = (line.strip() for line in lines)
+    return "".join(f"{line}\n" for line in stripped if line and not line.startswith("//"))

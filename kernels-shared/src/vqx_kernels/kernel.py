@@ -27,6 +27,7 @@ def run(
     rows: int,
     parts: int = 1,
     outputs: Outputs,
+    whole: bool = False,
 ) -> list[mx.array]:
     """Run ``parts`` times ``rows`` blocks of a body.
 
@@ -35,11 +36,14 @@ def run(
         arrays: what ``body.reads`` names; of at least one axis, since a number is no pointer in Metal.
         constants: integers that the text is compiled for.
         outputs: shape and dtype of each of ``body.writes``.
+        whole: all arrays but those that are read where they lie are known to come row by row.
     """
     if target == "host":
         return host.run(body, [arrays[name] for name in body.reads], constants, parts, rows, outputs)
-    inputs = [_laid_out(name, arrays[name], body) for name in body.reads]
-    types = tuple(str(array.dtype) for array in inputs)
+    inputs = [arrays[name] for name in body.reads]
+    if body.strided and not whole:
+        inputs = [a if name in STRIDED else a.reshape(-1) for name, a in zip(body.reads, inputs, strict=True)]
+    types = tuple([array.dtype for array in inputs])
     return launch(built(target, body, types), inputs, constants, rows=rows, parts=parts, outputs=outputs)
 
 
@@ -65,27 +69,22 @@ def launch(
 
 
 @functools.cache
-def built(target: str, body: Body, types: tuple[str, ...]) -> Any:
+def built(target: str, body: Body, types: tuple[mx.Dtype, ...]) -> Any:
     """The kernel as MLX builds it."""
     return (mx.fast.metal_kernel if target == "metal" else mx.fast.cuda_kernel)(**texts(target, body, types))
 
 
-def texts(target: str, body: Body, types: tuple[str, ...]) -> dict[str, Any]:
+def texts(target: str, body: Body, types: tuple[mx.Dtype, ...]) -> dict[str, Any]:
     """What ``mx.fast.metal_kernel`` and ``mx.fast.cuda_kernel`` are called with.
 
     On CUDA, MLX keeps what it compiled by name and constants alone, in a folder that all processes share: a
     name that did not tell types and texts apart would have bfloat16 read as float16.
     """
     return {
-        "name": f"vqx_{body.name}_{body.key(target, types)}",
+        "name": f"vqx_{body.name}_{body.key(target, tuple(map(str, types)))}",
         "input_names": list(body.reads),
         "output_names": list(body.writes),
         "header": body.header(target),
         "source": body.source(target),
         "ensure_row_contiguous": not body.strided,
     }
-
-
-def _laid_out(name: str, array: mx.array, body: Body) -> mx.array:
-    # flat is contiguous; mx.contiguous cannot be exported, which vqx.state.exchange wants to
-    return array if name in STRIDED or not body.strided else array.reshape(-1)

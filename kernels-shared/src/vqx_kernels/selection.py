@@ -3,9 +3,12 @@
 Higher stays, of equal scores the newer row. The reference is ``vqx.eviction``.
 """
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import mlx.core as mx
 
-from vqx_kernels.attention import Guard, _sizes
+from vqx_kernels.attention import Guard, _sizes, _starts
 from vqx_kernels.bodies import compose
 from vqx_kernels.kernel import run
 
@@ -29,6 +32,88 @@ def survivors(target: str, ranked: mx.array, position: mx.array, keep: int) -> m
         keep: from 1 to n.
     """
     return _select(target, "survivors", ranked, position, keep, (ranked.shape, mx.bool_))
+
+
+class Exchanged(NamedTuple):
+    """The row that goes, and the rows once the next token stands in its place."""
+
+    slot: mx.array  # [B, H, 1] int32
+    next: mx.array  # [B, H, n] int32 positions
+
+
+def exchanged(
+    target: str, scores: mx.array, position: mx.array, end: int | mx.array, guard: Guard
+) -> Exchanged:
+    """Guard the scores, choose the lowest one, and put the token at ``end`` in its place.
+
+    Args:
+        scores: ``[B, H, n]`` float32.
+        position: ``[B, H, n]`` int32.
+        end: the next token's position; ``[B]`` int32 where sequences differ.
+    """
+    batch, heads, n = scores.shape
+    starts = _starts(end - 1, batch) if isinstance(end, int) else end - 1
+    arrays = {"scores": scores, "position": position, "sizes": _sizes(n, 0, guard), "starts": starts}
+    rows = (batch, heads, n)
+    outputs = [(rows, mx.float32), ((batch, heads, 1), mx.int32), (rows, mx.int32)]
+    body = compose(("guarded", "lowest", "exchanged"))
+    found = run(target, body, arrays, {"H": heads}, rows=batch * heads, outputs=outputs)
+    return Exchanged(*found[1:])
+
+
+class Kept(NamedTuple):
+    """The rows that stay of many."""
+
+    slots: mx.array
+    """int32: in place [B, H, n - keep], where each of the last rows goes; else [B, H, keep], which stay."""
+    position: mx.array  # [B, H, keep] int32
+    columns: Mapping[str, mx.array]  # each [B, H, keep] float32
+
+
+def kept(
+    target: str,
+    ranked: mx.array,
+    position: mx.array,
+    columns: Mapping[str, mx.array],
+    keep: int,
+    *,
+    in_place: bool,
+    guard: Guard | None = None,
+    end: int | mx.array = 0,
+) -> Kept:
+    """Drop all but the ``keep`` highest scores, of equal ones the newest.
+
+    Args:
+        ranked: ``[B, H, n]`` float32, guarded and without NaN; any scores where there is a ``guard``.
+        position: ``[B, H, n]`` int32 from 0 on, distinct along n.
+        columns: what goes with the rows, each ``[B, H, n]`` float32.
+        in_place: rows that stay behind the first ``keep`` go over those of the first that do not stay; else
+            all stand in the order in which they stood.
+        guard: what no score can evict; None: the scores say so.
+        end: the next token's position, as of ``exchanged``; where there is a ``guard``.
+    """
+    batch, heads, n = ranked.shape
+    names = ("survivors", "moved" if in_place else "packed")
+    body = compose(names if guard is None else ("guarded", *names), columns=tuple(columns))
+    arrays = {"position": position, "sizes": _sizes(n, keep, guard or Guard())}
+    arrays["ranked" if guard is None else "scores"] = ranked
+    if guard is not None:
+        arrays["starts"] = _starts(end - 1, batch) if isinstance(end, int) else end - 1
+    arrays.update({f"{name}_held": column for name, column in columns.items()})
+    short = ((batch, heads, n - keep if in_place else keep), mx.int32)
+    shapes = {"ranked": (ranked.shape, mx.float32), "stay": (ranked.shape, mx.bool_)}
+    shapes.update(vacant=short, slots=short)
+    shapes["kept"] = ((batch, heads, keep), mx.int32)
+    shapes.update({f"{name}_kept": ((batch, heads, keep), mx.float32) for name in columns})
+    outputs = [shapes[name] for name in body.writes]
+    found = dict(
+        zip(
+            body.writes,
+            run(target, body, arrays, {"H": heads}, rows=batch * heads, outputs=outputs),
+            strict=True,
+        )
+    )
+    return Kept(found["slots"], found["kept"], {name: found[f"{name}_kept"] for name in columns})
 
 
 def _select(

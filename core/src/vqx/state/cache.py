@@ -15,7 +15,7 @@ from vqx.scorers import Method
 from vqx.state import lanes
 from vqx.state.allotment import Allotment
 from vqx.state.batch import EvictingBatch, unfit
-from vqx.state.exchange import Recorder, alike, recordable
+from vqx.state.exchange import exchanged
 from vqx.state.layer import (
     Layer,
     Plan,
@@ -88,8 +88,6 @@ class EvictingCache:
             )
         self.plan = Plan(method, options, rotary, packing, across)
         watching = method.scorer.reads_queries and options.queries == "model"
-        self._recorder: Recorder | None = None
-        self._records = True
         self._unshown = "computes attention by itself" if watching else ""
         self.number = number
         self.updated = updated
@@ -140,6 +138,12 @@ class EvictingCache:
             self._spare -= 1
             self._layer = admit_bare(self.plan, cast(Layer, self._layer), keys, values)
             return self._admitted(*dense(self.plan, self._layer))
+        alike = not self.unseen and self._nan is None and (keys.shape, values.shape) == self._shapes
+        layer = exchanged(self.plan, cast(Layer, self._layer), keys, values) if alike else None
+        if layer is not None:
+            self._layer = layer
+            self._spare = self.plan.spare(layer) if self.plan.options.interval > 1 else 0
+            return self._admitted(*dense(self.plan, layer))
         self._check(keys, values)
         self._decide()
         if self.allotment is not None and self._layer is not None:
@@ -150,7 +154,7 @@ class EvictingCache:
                     " share their rows; let them have one budget"
                 )
             keys = mx.depends([keys], waiting)[0]
-        layer = self._exchanged(keys, values) or admit(self.plan, self._layer, keys, values, self.offset)
+        layer = admit(self.plan, self._layer, keys, values, self.offset)
         if self.plan.method.scorer.reads_queries and self.plan.options.queries != "model":
             layer, queries = stand_ins(self.plan, layer, keys)
             layer = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5)
@@ -174,22 +178,6 @@ class EvictingCache:
             return []
         self._loose = False
         return [*self._layer.carried, *([] if self._nan is None else [self._nan])]
-
-    def _exchanged(self, keys: mx.array, values: mx.array) -> Layer | None:
-        """The layer after a step that is like those before; None where it is not, or is not recorded."""
-        layer = self._layer
-        if layer is None or keys.shape[2] > 1 or self.allotment is not None or not alike(self.plan, layer):
-            return None
-        if self._recorder is None or self._recorder.plan is not self.plan:
-            self._recorder = Recorder(self.plan)
-            self._records = recordable(self.plan)
-        if not self._records:
-            return None
-        try:
-            return self._recorder.exchange(layer, keys, values)
-        except (OSError, TypeError, ValueError, RuntimeError):
-            self._records = False  # what is wrong, if anything, is said by the step as it is
-            return None
 
     def _admitted(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self.unseen = self._unshown

@@ -98,7 +98,7 @@ class Layer(NamedTuple):
     heads: int = 1  # heads whose rows stand in one lane (vqx.state.lanes)
     padding: int = 0  # rows of the lane that are nobody's, on average over the processes that share the heads
     waiting: Waiting | None = None
-    slot: mx.array | None = None  # [B, H, 1] the row that goes next, where a kernel chose it
+    written: mx.array | None = None  # the positions as a kernel wrote them last, and all columns with them
     gone: Gone | None = None  # with `undo`: the row that the latest was written over
     each: Each | None = None  # the sequences of a batch, where they differ; the counts above are the greatest
 
@@ -176,7 +176,7 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, ori
     if layer is None:
         layer = Layer(append(no_rows(new), new, bound))
     else:
-        layer = caught_up(plan, layer, choose=length == 1)
+        layer = caught_up(plan, layer)
         # what no logits need is evaluated with this forward: no graph grows over tokens
         new = new._replace(keys=mx.depends([new.keys], layer.carried)[0])
         layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
@@ -202,27 +202,38 @@ def admit_bare(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> La
     return layer._replace(rows=rows, tokens_seen=layer.tokens_seen + 1, last=1, generated=layer.generated + 1)
 
 
-def caught_up(plan: Plan, layer: Layer, *, choose: bool = False) -> Layer:
-    """The layer with nothing left for later: bare rows get their columns, the scorer sees what waits.
-
-    ``choose`` says that it is settled next, for one row: a kernel may name the row that goes.
-    """
-    rows, waiting = layer.rows, layer.waiting
-    if rows.bare:
-        n, start = rows.position.shape[2], layer.tokens_seen - rows.bare
-        keys, values = (array[:, :, n:] for array in dense(plan, layer))
-        late = _columns(plan, keys, values, start, start)
-        position = mx.concatenate([rows.position, _count(keys, start)], axis=2)
-        columns = {k: mx.concatenate([c, late[k]], axis=2) for k, c in rows.columns.items()}
-        layer = layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
-    if waiting is None:
+def caught_up(plan: Plan, layer: Layer) -> Layer:
+    """The layer with nothing left for later: bare rows get their columns, the scorer sees what waits."""
+    layer, waiting = dressed(plan, layer), layer.waiting
+    queries = waiting_queries(layer)
+    if queries is None or waiting is None:
         return layer
-    queries = waiting.queries[0] if len(waiting.queries) == 1 else mx.concatenate([*waiting.queries], axis=2)
-    batch, _, count, width = queries.shape
-    grouped = queries.reshape(batch, rows.keys.shape[1], -1, count, width)
     later = layer.tokens_seen - waiting.end
     layer = layer._replace(waiting=None)
-    return watch(plan, layer, grouped, scale=waiting.scale, sinks=waiting.sinks, later=later, choose=choose)
+    return watch(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks, later=later)
+
+
+def dressed(plan: Plan, layer: Layer) -> Layer:
+    """The layer with the positions and columns of its bare rows."""
+    rows = layer.rows
+    if not rows.bare:
+        return layer
+    n, start = rows.position.shape[2], layer.tokens_seen - rows.bare
+    keys, values = (array[:, :, n:] for array in dense(plan, layer))
+    late = columns_of(plan, keys, values, start, start)
+    position = mx.concatenate([rows.position, _count(keys, start)], axis=2)
+    columns = {k: mx.concatenate([c, late[k]], axis=2) for k, c in rows.columns.items()}
+    return layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
+
+
+def waiting_queries(layer: Layer) -> mx.array | None:
+    """The queries that wait, as a block ``[B, H, G, S, D]``."""
+    if layer.waiting is None:
+        return None
+    each = layer.waiting.queries
+    queries = each[0] if len(each) == 1 else mx.concatenate([*each], axis=2)
+    batch, _, count, width = queries.shape
+    return queries.reshape(batch, layer.rows.keys.shape[1], -1, count, width)
 
 
 def wait(plan: Plan, layer: Layer, queries: mx.array, scale: float, sinks: mx.array | None) -> Layer:
@@ -242,10 +253,10 @@ def begun(plan: Plan, keys: mx.array, values: mx.array, start: int, origin: int)
     if plan.packing is not None:  # a method sees rows as they are held
         held = plan.packing.packed(keys, values)
         keys, values = plan.packing.unpacked(*held)
-    return Rows(*held, _count(keys, start), _columns(plan, keys, values, start, origin))
+    return Rows(*held, _count(keys, start), columns_of(plan, keys, values, start, origin))
 
 
-def _columns(plan: Plan, keys: mx.array, values: mx.array, start: int, origin: int) -> dict[str, mx.array]:
+def columns_of(plan: Plan, keys: mx.array, values: mx.array, start: int, origin: int) -> dict[str, mx.array]:
     """What rows start with, ``[B, H, S]`` each."""
     columns = plan.method.scorer.init(Arrivals(keys, values, start))
     held = {name: mx.array(column) for name, column in columns.items()}
@@ -267,9 +278,7 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
         return layer._replace(rows=kept, evicted=plan.due(layer) or layer.evicted), None
     if not plan.due(layer):
         return layer, None
-    if layer.slot is not None:
-        return layer._replace(slot=None, evicted=True), layer.slot
-    held = _held(plan, layer)
+    held = held_of(plan, layer)
     protected = eviction.safe(method, held.position, held.newest)
     score = mx.broadcast_to(mx.array(method.scorer.score(held)), held.position.shape)
     layer, score = _together(plan, layer, held, eviction.guarded(score, protected))
@@ -284,25 +293,23 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
             layer = layer._replace(rows=_merged(plan, held, rows, mx.arange(layer.size) == slot))
         return layer, slot
     keep = method.budget * heads
+    few = in_place(plan, layer, room)
+    if heads == 1 and method.merge is None and not plan.compact and not few:
+        known = kernels.kept(None, score, rows.position, rows.columns, keep, in_place=False)
+        if known is not None:
+            seen = None if layer.seen is None else layer.seen.kept(known.slots)
+            return layer._replace(rows=pick(rows, known.slots, room, known), seen=seen), None
     stay = kernels.highest(score, age, keep)
     stay = top(score, age, keep) if stay is None else stay
     rows = _merged(plan, held, rows, ~stay)
-    if _in_place(plan, layer, room):
+    if few:
         return layer._replace(rows=move(rows, eviction.freed(stay, keep))), None
     slots = eviction.survivors(stay, age, keep)
     seen = None if layer.seen is None else layer.seen.kept(slots)
     return layer._replace(rows=pick(rows, slots, room * heads), seen=seen), None
 
 
-def _one_goes(plan: Plan, layer: Layer) -> bool:
-    """Whether one row goes for one that comes, of a layer that a kernel can look at as it is."""
-    alone = layer.heads == 1 and plan.method.floor is None and plan.method.merge is None
-    one = plan.due(layer) and layer.size == plan.method.budget + 1 and plan.options.interval == 1
-    whole = layer.each is None or set(layer.each.rows) == {layer.size}
-    return one and alone and whole and not plan.compact and not plan.replays(layer)
-
-
-def _in_place(plan: Plan, layer: Layer, room: int) -> bool:
+def in_place(plan: Plan, layer: Layer, room: int) -> bool:
     """Whether few rows go, from a buffer that is as large as it has to be: they are written over."""
     excess = layer.size - plan.method.budget
     fits = layer.last == 1 and excess <= plan.options.interval and room <= plan.options.interval
@@ -319,7 +326,7 @@ class Ranked(NamedTuple):
 
 def ranked(plan: Plan, layer: Layer) -> Ranked:
     """What a method thinks of the rows held, for pictures; the layer stays as it is."""
-    held = _held(plan, layer)
+    held = held_of(plan, layer)
     score = mx.full(held.position.shape, mx.nan)
     if not plan.replays(layer):
         score = mx.broadcast_to(mx.array(plan.method.scorer.score(held)), held.position.shape)
@@ -368,7 +375,8 @@ def _over_processes(
     return layer._replace(rows=rows, evicted=True, padding=held - heads * budget), None
 
 
-def _held(plan: Plan, layer: Layer) -> Held:
+def held_of(plan: Plan, layer: Layer) -> Held:
+    """What a score looks at."""
     together = plan.method.floor is not None and layer.heads * layer.rows.position.shape[1] > 1
 
     def one_set(mean: mx.array) -> mx.array:
@@ -390,7 +398,7 @@ def _held(plan: Plan, layer: Layer) -> Held:
         position=_position(layer),
         newest=layer.end - 1,
         read=read,
-        last=_latest(plan, layer),
+        last=latest(plan, layer),
         notes=layer.notes,
         rotary=plan.rotary,
         place=layer.size if plan.compact else layer.end,
@@ -428,15 +436,39 @@ def watch(
     keys: mx.array | None = None,
     logits: bool = False,
     later: int = 0,
-    choose: bool = False,
 ) -> Layer:
     """Let the scorer see the queries ``[B, H, G, S, D]`` of the rows admitted last.
 
     ``keys`` are what attention reads, ``logits`` says that they cannot be repeated from the rows alone;
-    ``later`` tokens were admitted since; ``choose`` as of ``caught_up``.
+    ``later`` tokens were admitted since.
     """
     scorer = plan.method.scorer
-    block = Block(
+    block = block_of(plan, layer, queries, scale=scale, mask=mask, sinks=sinks, keys=keys, later=later)
+    layer = remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
+    if scorer.note is not None:
+        layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale, later)))
+    if scorer.observe is None or plan.replays(layer):
+        return layer
+    observed = scorer.observe(_stats(layer), block)
+    if layer.heads > 1:
+        observed = {name: lanes.own(column, layer.rows, layer.heads) for name, column in observed.items()}
+    columns = {**layer.rows.columns, **observed}
+    return layer._replace(rows=layer.rows._replace(columns=columns))
+
+
+def block_of(
+    plan: Plan,
+    layer: Layer,
+    queries: mx.array,
+    *,
+    scale: float,
+    mask: Any = "causal",
+    sinks: mx.array | None = None,
+    keys: mx.array | None = None,
+    later: int = 0,
+) -> Block:
+    """The attention of queries, as of ``watch``."""
+    return Block(
         queries=queries,
         keys=placed(plan, layer) if keys is None else keys,
         position=_position(layer),
@@ -450,21 +482,6 @@ def watch(
         ordered=layer.each is None,
         elsewhere=layer.heads > 1,
     )
-    layer = _remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
-    if scorer.note is not None:
-        layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale, later)))
-    if choose and _one_goes(plan, layer):
-        stepped = kernels.step(plan.method, _stats(layer), _latest(plan, layer) if scorer.window else block)
-        if stepped is not None:
-            stats, slot = stepped
-            return layer._replace(rows=layer.rows._replace(columns=stats), slot=slot)
-    if scorer.observe is None or plan.replays(layer):
-        return layer
-    observed = scorer.observe(_stats(layer), block)
-    if layer.heads > 1:
-        observed = {name: lanes.own(column, layer.rows, layer.heads) for name, column in observed.items()}
-    columns = {**layer.rows.columns, **observed}
-    return layer._replace(rows=layer.rows._replace(columns=columns))
 
 
 def stand_ins(plan: Plan, layer: Layer, keys: mx.array) -> tuple[Layer, mx.array]:
@@ -519,7 +536,7 @@ def _generated_before(layer: Layer, count: int) -> int | tuple[int, ...]:
     return tuple(max(generated - count, 0) for generated in layer.each.generated)
 
 
-def _remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
+def remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
     """Hold the last ``window`` queries, or for a replay also those of the whole block."""
     window, length = plan.method.scorer.window, block.length
     wanted = window
@@ -544,7 +561,7 @@ def _remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
     return layer._replace(seen=kept)
 
 
-def _latest(plan: Plan, layer: Layer) -> Block | None:
+def latest(plan: Plan, layer: Layer) -> Block | None:
     """The attention of the last ``window`` queries over the rows now held."""
     seen, window = layer.seen, plan.method.scorer.window
     if not window or seen is None:

@@ -8,8 +8,13 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from vqx import kernels
+
 STEP = 256
 """Rows by which a buffer grows while the budget is not reached (as in mlx-lm's KVCache)."""
+
+MUCH = 3 * 2**22
+"""Bytes of keys from which on cuDNN's attention is the faster one (measured on an NVIDIA H200)."""
 
 
 class Rows(NamedTuple):
@@ -73,16 +78,23 @@ def reserve(rows: Rows, capacity: int, bound: int | None = None) -> Rows:
         return rows
     more = -(-missing // STEP) * STEP
     if bound is not None:
-        more = min(more, max(capacity_for(bound) - rows.keys.shape[2], missing))
+        more = min(more, max(capacity_for(bound, rows.keys) - rows.keys.shape[2], missing))
     room = [(0, 0), (0, 0), (0, more), (0, 0)]
     return rows._replace(keys=mx.pad(rows.keys, room), values=mx.pad(rows.values, room))
 
 
-def capacity_for(rows: int) -> int:
-    """Rows of a buffer that will hold so many. On CUDA whole steps: cuDNN's attention, which is faster than
-    MLX's own for few queries, takes slices of such buffers only."""
-    cuda = mx.cuda.is_available() and mx.default_device() == mx.gpu
-    return -(-rows // STEP) * STEP if cuda else rows
+def capacity_for(rows: int, keys: mx.array) -> int:
+    """Rows of a buffer that will hold so many of ``keys`` ``[B, H, any, D]``.
+
+    On CUDA it says which attention reads a generated token's rows. cuDNN's takes buffers of whole steps only:
+    where there is much to read it is the faster one, else MLX's own, which takes half as long to ask for.
+    """
+    if not (mx.cuda.is_available() and mx.default_device() == mx.gpu):
+        return rows
+    batch, heads, _, width = keys.shape
+    if rows * batch * heads * width * keys.dtype.size > MUCH:
+        return -(-rows // STEP) * STEP
+    return rows + (rows % STEP == 0)
 
 
 def filled(rows: Rows) -> tuple[mx.array, mx.array]:
@@ -93,13 +105,19 @@ def filled(rows: Rows) -> tuple[mx.array, mx.array]:
     return keys[:, :, :n], values[:, :, :n]
 
 
-def pick(rows: Rows, slots: mx.array, room: int = 0) -> Rows:
-    """Keep the rows at ``slots`` ``[B, H, m]`` in that order, in new buffers with ``room`` rows more."""
-    room = capacity_for(slots.shape[2] + room) - slots.shape[2]
+def pick(rows: Rows, slots: mx.array, room: int = 0, known: kernels.Kept | None = None) -> Rows:
+    """Keep the rows at ``slots`` ``[B, H, m]`` in that order, in new buffers with ``room`` rows more.
+
+    ``known`` are their positions and columns, where a kernel gathered them.
+    """
+    room = capacity_for(slots.shape[2] + room, rows.keys) - slots.shape[2]
     padded = mx.pad(slots, [(0, 0), (0, 0), (0, room)])[..., None]
+    keys, values = (mx.take_along_axis(buffer, padded, axis=2) for buffer in (rows.keys, rows.values))
+    if known is not None:
+        return Rows(keys, values, known.position, known.columns)
     return Rows(
-        mx.take_along_axis(rows.keys, padded, axis=2),
-        mx.take_along_axis(rows.values, padded, axis=2),
+        keys,
+        values,
         mx.take_along_axis(rows.position, slots, axis=2),
         {k: mx.take_along_axis(c, slots, axis=2) for k, c in rows.columns.items()},
     )
@@ -126,9 +144,8 @@ def move(rows: Rows, slots: mx.array) -> Rows:
 
 
 def apart(array: mx.array, first: int, end: int) -> mx.array:
-    """A copy of ``array[:, :, first:end]``, joined of two halves: to gather, CUDA compiles a kernel first."""
-    middle = (first + end) // 2
-    return mx.concatenate([array[:, :, first:middle], array[:, :, middle:end]], axis=2)
+    """A copy of ``array[:, :, first:end]``, in the order of its axes."""
+    return mx.contiguous(array[:, :, first:end])
 
 
 def overwrite(rows: Rows, slot: mx.array, new: Rows) -> Rows:

@@ -29,6 +29,24 @@ VQX_FN vqx_u32 vqx_block_count(vqx_u32 v, VQX_TG vqx_u32* scratch, vqx_u32 lane,
   VQX_BARRIER();
   return v;
 }
+// How many threads before this one say yes; `all`: how many of the block do.
+VQX_FN vqx_u32 vqx_block_before(vqx_u32 v, VQX_THREAD vqx_u32& all, VQX_TG vqx_u32* scratch, vqx_u32 lane, vqx_u32 warp) {
+  vqx_u32 before = 0u;
+  for (vqx_u32 m = 1u; m < 32u; m <<= 1) {
+    vqx_u32 other = vqx_xor(v, m);
+    if (lane & m) before = before + other;
+    v = v + other;
+  }
+  if (lane == 0u) scratch[warp] = v;
+  VQX_BARRIER();
+  all = 0u;
+  for (int w = 0; w < VQX_WARPS; w++) {
+    if (vqx_u32(w) < warp) before = before + scratch[w];
+    all = all + scratch[w];
+  }
+  VQX_BARRIER();
+  return before;
+}
 VQX_FN int vqx_block_first(float s, int p, int i, VQX_TG float* scores, VQX_TG vqx_u32* places, VQX_TG vqx_u32* slots, vqx_u32 lane, vqx_u32 warp) {
   for (vqx_u32 m = 1u; m < 32u; m <<= 1) {
     float os = vqx_xor(s, m);
@@ -76,3 +94,7 @@ VQX_FN void vqx_dots(VQX_THREAD float* dots, const VQX_DEV T* key, vqx_i64 strid
 #define VQX_BLOCK_FIRST(dst, i, n, score, place) int dst = 0x7fffffff; { float vqx_s = INFINITY; int vqx_p = 0x7fffffff; \
   VQX_EACH(i, 0, n) { float vqx_t = (score); int vqx_o = (place); if (vqx_before(vqx_t, vqx_o, i, vqx_s, vqx_p, dst)) { vqx_s = vqx_t; vqx_p = vqx_o; dst = i; } } \
   dst = vqx_block_first(vqx_s, vqx_p, dst, vqx_floats, vqx_words, vqx_slots, vqx_lane, vqx_warp); }
+#define VQX_BLOCK_ORDER(i, first, last, yes, number, ...) { vqx_u32 vqx_base = 0u; for (int vqx_b = (first); vqx_b < (last); vqx_b += VQX_THREADS) { \
+  const int i = vqx_b + int(vqx_tid); const bool vqx_own = i < (last) && (yes); vqx_u32 vqx_all = 0u; \
+  const vqx_u32 number = vqx_base + vqx_block_before(vqx_own ? 1u : 0u, vqx_all, vqx_words, vqx_lane, vqx_warp); \
+  if (vqx_own) { __VA_ARGS__; } vqx_base = vqx_base + vqx_all; } }

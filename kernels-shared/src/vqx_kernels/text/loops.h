@@ -59,3 +59,4 @@ VQX_FN void vqx_dots(float* dots, const T* keys, int count, vqx_i64 across, vqx_
 #define VQX_BLOCK_COUNT(dst, i, n, expr) vqx_u32 dst = 0u; for (int i = 0; i < (n); i++) dst = dst + ((expr) ? 1u : 0u)
 #define VQX_BLOCK_FIRST(dst, i, n, score, place) int dst = 0x7fffffff; { float vqx_s = INFINITY; int vqx_p = 0x7fffffff; \
   for (int i = 0; i < (n); i++) { float vqx_t = (score); int vqx_o = (place); if (vqx_before(vqx_t, vqx_o, i, vqx_s, vqx_p, dst)) { vqx_s = vqx_t; vqx_p = vqx_o; dst = i; } } }
+#define VQX_BLOCK_ORDER(i, first, last, yes, number, ...) { vqx_u32 number = 0u; for (int i = (first); i < (last); i++) if (yes) { __VA_ARGS__; number++; } }

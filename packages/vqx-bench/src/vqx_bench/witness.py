@@ -40,7 +40,7 @@ def scoring() -> Iterator[set[str]]:
 
         return called
 
-    names = ("step", "gained", "lowest", "highest")
+    names = ("step", "ranked", "exchange", "kept", "gained", "lowest", "highest")
     with patch.multiple(kernels, **{name: seen(name, getattr(kernels, name)) for name in names}):
         yield served
 
