@@ -1,20 +1,3 @@
-"""Loads the oracle by its path: under importlib mode test folders are not importable."""
+"""The oracle beside these tests."""
 
-from __future__ import annotations
-
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
-import pytest
-
-
-@pytest.fixture(scope="session")
-def oracle() -> ModuleType:
-    path = Path(__file__).with_name("oracle.py")
-    spec = importlib.util.spec_from_file_location("vqx_fusion_oracle", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot load {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from vqx.testing import oracle as oracle

@@ -27,6 +27,7 @@ from vqx.testing.driving import (  # noqa: E402
 )
 from vqx.testing.kernels import Decoded, decoded, kept_alike, same_bits_on  # noqa: E402
 from vqx.testing.laws import MethodLaws  # noqa: E402
+from vqx.testing.oracles import oracle  # noqa: E402
 from vqx.testing.streams import STREAMS, Shape, Stream, stream  # noqa: E402
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "feed",
     "forward",
     "kept_alike",
+    "oracle",
     "remaining",
     "same_bits",
     "same_bits_on",
