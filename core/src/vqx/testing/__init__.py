@@ -11,7 +11,7 @@ It needs the extra ``vqx[testing]``. A plugin's ``test_laws.py`` is a few lines:
 
 import pytest
 
-pytest.register_assert_rewrite("vqx.testing.laws", "vqx.testing.kernels")
+pytest.register_assert_rewrite(*(f"vqx.testing.{kit}" for kit in ("laws", "functions", "kernels")))
 
 from vqx.testing.driving import (  # noqa: E402
     Kept,
@@ -25,6 +25,7 @@ from vqx.testing.driving import (  # noqa: E402
     same_bits,
     walk,
 )
+from vqx.testing.functions import FunctionLaws  # noqa: E402
 from vqx.testing.kernels import Decoded, decoded, kept_alike, same_bits_on  # noqa: E402
 from vqx.testing.laws import MethodLaws  # noqa: E402
 from vqx.testing.oracles import oracle  # noqa: E402
@@ -33,6 +34,7 @@ from vqx.testing.streams import STREAMS, Shape, Stream, stream  # noqa: E402
 __all__ = [
     "STREAMS",
     "Decoded",
+    "FunctionLaws",
     "Kept",
     "MethodLaws",
     "Shape",
