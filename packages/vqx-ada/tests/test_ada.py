@@ -125,8 +125,8 @@ def test_what_it_cannot_do_is_refused(model: Any, options: dict[str, str], words
     [
         ({"budget": 0}, "budget=0: give an integer of at least 1"),
         ({"budget": 4}, "budget=4 leaves no room beside n_sink=4"),
-        ({"floor": 1.5}, "floor=1.5: give a part of the budget, from 0 to 1"),
-        ({"floor": -0.5}, "floor=-0.5: give a number of at least 0"),
+        ({"floor": 1.5}, "floor=1.5: give a part of the budget from 0 to 1"),
+        ({"floor": -0.5}, "floor=-0.5: give a part of the budget from 0 to 1"),
         ({"kernel": 2}, "kernel=2: give an odd number"),
         ({"window": 0}, "window=0: give an integer of at least 1"),
     ],

@@ -18,8 +18,8 @@ from vqx_critical.method import build, wrap
         ({"budget": 4}, "budget=4 leaves no room beside n_sink=4"),
         ({"window": 0}, "window=0: give an integer of at least 1"),
         ({"epsilon": -1.0}, "epsilon=-1.0: give a number of at least 0"),
-        ({"first_stage": 1.5}, "first_stage=1.5: give a share of the budget, from 0 to 1"),
-        ({"first_stage": -0.5}, "first_stage=-0.5: give a number of at least 0"),
+        ({"first_stage": 1.5}, "first_stage=1.5: give a share of the budget from 0 to 1"),
+        ({"first_stage": -0.5}, "first_stage=-0.5: give a share of the budget from 0 to 1"),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_allowed(given: dict[str, Any], words: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vqx import LayerInfo, Method
 from vqx.observation import observed_attention
-from vqx.options import not_negative, room_beside
+from vqx.options import room_beside, share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,7 @@ class AdaConfig:
     def __post_init__(self) -> None:
         room_beside(self.budget, self.n_sink, 0)
         observed_attention(self.window, kernel=self.kernel)  # what it refuses is refused now
-        not_negative("floor", self.floor)
-        if self.floor > 1:
-            raise ValueError(f"floor={self.floor!r}: give a part of the budget, from 0 to 1")
+        share("floor", self.floor, "a part of the budget")
 
 
 def build(config: AdaConfig, layers: Sequence[LayerInfo]) -> list[Method]:

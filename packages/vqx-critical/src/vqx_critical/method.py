@@ -11,7 +11,7 @@ from typing import Any
 from vqx import Arrivals, Held, LayerInfo, Method, Scorer
 from vqx.eviction import LARGEST, safe
 from vqx.observation import observed_attention
-from vqx.options import not_negative, room_beside
+from vqx.options import not_negative, room_beside, share
 from vqx.ranking import library, top
 
 from vqx_critical.projection import outputs
@@ -41,9 +41,7 @@ class CriticalConfig:
         room_beside(self.budget, self.n_sink, 0)
         observed_attention(self.window, kernel=self.kernel)  # what it refuses is refused now
         not_negative("epsilon", self.epsilon)
-        not_negative("first_stage", self.first_stage)
-        if self.first_stage > 1:
-            raise ValueError(f"first_stage={self.first_stage!r}: give a share of the budget, from 0 to 1")
+        share("first_stage", self.first_stage, "a share of the budget")
 
 
 def build(config: CriticalConfig, layers: Sequence[LayerInfo]) -> list[Method]:
