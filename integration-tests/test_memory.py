@@ -52,6 +52,24 @@ def test_a_cache_holds_the_bytes_that_it_says_and_no_others(
     assert said < most / 3, "what was evicted is still held"
 
 
+@method
+def test_a_full_cache_holds_a_tenth_more_than_its_rows_at_most(method: str, make_llama: Any) -> None:
+    """Once the queries that it looks back at, and the one row more, are few beside the rows."""
+    model = make_llama(num_hidden_layers=4, num_attention_heads=9, num_key_value_heads=3, head_dim=64)
+    text = mx.random.randint(0, 97, (1, 600), key=mx.random.key(1))
+    window = caches_of(model, method, budget=200)[0].plan.method.scorer.window
+    budget = max(24, 12 + 18 * window)  # a token's nine queries weigh as much as one and a half of its rows
+    caches, start = caches_of(model, method, budget=budget), 0
+    for length in (2 * budget + 12, *[1] * 24):
+        model(text[:, start : start + length], cache=caches)
+        mx.eval([cache.state for cache in caches])
+        start += length
+    sums = sum(note.nbytes for cache in caches for note in cache.layer.notes.values())
+    assert sum(cache.nbytes for cache in caches) - sums <= 1.1 * sum(cache.kept_bytes for cache in caches)
+    assert all(cache.kept_bytes == cache.tokens_kept * 2 * 3 * 64 * 4 for cache in caches)
+    assert any(cache.tokens_kept < cache.tokens_seen for cache in caches)
+
+
 def test_a_cache_that_takes_tokens_back_holds_the_bytes_that_it_says(make_llama: Any, counted: None) -> None:
     model = make_llama(**SMALL)
     text = mx.random.randint(0, 97, (1, 600), key=mx.random.key(1))
