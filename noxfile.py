@@ -213,9 +213,11 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session(default=False, requires=["wheels"])
 def start(session: nox.Session) -> None:
-    """The commands of README, start page and command line as printed, where nothing is installed."""
+    """Shell blocks of every page, README's and the start page's as printed, where nothing is installed."""
     session.install("pytest>=8.4")
-    _pytest(session, "--noconftest", ROOT / "integration-tests" / "test_first_steps.py", *session.posargs)
+    folder = ROOT / "integration-tests"
+    alone = ("--noconftest", "-o", f"pythonpath={folder}")
+    _pytest(session, *alone, folder / "test_first_steps.py", *session.posargs)
 
 
 @nox.session(default=False)

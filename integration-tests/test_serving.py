@@ -6,12 +6,14 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import vqx  # isort: skip  # before mlx
 
@@ -132,7 +134,10 @@ def test_drafted_answers_are_those_of_greedy_decoding_and_the_route_tells_of_the
         seen = [server.get("/v1/vqx")]
         while not waiting.done():
             seen.append(server.get("/v1/vqx"))
-        log = server.log.read_text()
+        for _ in range(100):  # it is said after the answer
+            if "rows a layer kept" in (log := server.log.read_text()):
+                break
+            time.sleep(0.1)
     model, tokenizer = mlx_lm.load(str(folder))[:2]
     vqx.attach(model, "h2o", budget=BUDGET, undo=3)
     assert waiting.result() == mlx_lm.generate(model, tokenizer, prompt, max_tokens=tokens)
@@ -141,6 +146,36 @@ def test_drafted_answers_are_those_of_greedy_decoding_and_the_route_tells_of_the
     assert all(rows <= BUDGET + 4 for each in sequences for rows in each["tokens_kept"])
     assert "2 layers evict, 24 rows each; requests are read one by one" in log
     assert "tokens read, 28 rows a layer kept" in log
+
+
+def test_programs_read_where_it_listens_and_what_it_logs(folder: Path) -> None:
+    command = [sys.executable, "-m", "vqx", "serve", "--model", str(folder), "--budget", "32", "--port", "0"]
+    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        assert (told["method"], told["options"], told["budgets"]) == ("h2o", {"budget": 32}, [32, 32])
+        with urlopen(told["status"], timeout=60) as answer:
+            assert json.load(answer)["budgets"] == [32, 32]
+        process.terminate()
+        rest, log = process.communicate(timeout=60)
+    assert rest == b""
+    events = [json.loads(line) for line in log.splitlines()]
+    assert {"info", "warning"} == {event["level"] for event in events}
+    assert any("GET /v1/vqx" in event["message"] for event in events)
+
+
+def test_programs_chat_by_lines(folder: Path) -> None:
+    asked = ["chat", "--json", "--model", str(folder), "--budget", "24", "--max-tokens", "30"]
+    ended = CliRunner().invoke(main, asked, input="Hello\nr\nh\nWhat is the sea?\n")
+    assert ended.exit_code == 0, ended.output
+    first, reset, commands, last = map(json.loads, ended.stdout.splitlines())
+    assert (reset, [*commands["commands"]]) == ({"reset": True}, ["q", "r", "h"])
+    for turn in (first, last):
+        assert turn["tokens"] <= 30
+        assert turn["tokens_seen"] > 24
+        assert turn["tokens_kept"] == [24, 24]
+        assert set(turn) == {"text", "tokens", "finish", "tokens_seen", "tokens_kept", "bytes"}
+    assert last["tokens_seen"] < first["tokens_seen"] + last["tokens"], "the reset began anew"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import mlx.nn as nn
 
-from vqx.host.caches import Question, attach
+from vqx.host.caches import BEST, Question, attach
 from vqx.host.embedded import load_embedded
 from vqx.host.models import EMBEDDED
 from vqx.state.cache import EvictingCache
@@ -49,10 +49,14 @@ class Eviction(NamedTuple):
         attach(model, self.method, question=self.question, **self.options)
 
     @property
+    def chosen(self) -> str:
+        """The method that was named, or the best for the question."""
+        return self.method or BEST[self.question][0]
+
+    @property
     def label(self) -> str:
-        """As it is written on the command line, with the default's name."""
-        given = ",".join(f"{name}={value}" for name, value in self.options.items())
-        return f"{self.method or f'the default for question={self.question}'}:{given}"
+        """As it is written on the command line."""
+        return f"{self.chosen}:" + ",".join(f"{name}={value}" for name, value in self.options.items())
 
 
 def run(command: str, eviction: Eviction, arguments: Sequence[str]) -> None:
@@ -152,15 +156,26 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     raise ValueError(f"{message}; " + (f"did you mean {near[0]}?" if near else "--help lists the options"))
 
 
+def held(caches: Sequence[Any]) -> dict[str, Any]:
+    """What evicting caches hold: tokens read, rows in the layer that keeps least and most, bytes."""
+    found = [cache for cache in caches if isinstance(cache, EVICTING)]
+    if not found:
+        return {}
+    rows = [cache.tokens_kept for cache in found]
+    return {
+        "tokens_seen": max(cache.tokens_seen for cache in found),
+        "tokens_kept": [min(rows), max(rows)],
+        "bytes": sum(cache.kept_bytes for cache in found),
+    }
+
+
 def kept(caches: Sequence[Any]) -> str:
-    """What evicting caches hold, in words."""
-    held = [cache for cache in caches if isinstance(cache, EVICTING)]
-    if not held:
+    """The same in words."""
+    if not (found := held(caches)):
         return "no evicting cache"
-    rows = sorted({cache.tokens_kept for cache in held})
-    seen, size = max(cache.tokens_seen for cache in held), sum(cache.kept_bytes for cache in held)
-    each = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
-    return f"{seen} tokens read, {each} rows a layer kept, {size / 1e6:.1f} MB"
+    least, most = found["tokens_kept"]
+    each = f"{least}" if least == most else f"{least} to {most}"
+    return f"{found['tokens_seen']} tokens read, {each} rows a layer kept, {found['bytes'] / 1e6:.1f} MB"
 
 
 def _attached(

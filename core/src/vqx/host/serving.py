@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import mlx.core as mx
@@ -27,15 +28,19 @@ ROUTE = "/v1/vqx"
 http_server = server._run_http_server
 
 
-def run_serve(eviction: Eviction, arguments: Sequence[str]) -> None:
+def run_serve(eviction: Eviction, arguments: Sequence[str], *, as_json: bool = False) -> None:
     """``mlx_lm.server`` with these arguments of its own, every cache evicting.
 
     ``GET /v1/vqx`` answers with the method, its options, what each sequence under way keeps, and memory.
 
+    Args:
+        as_json: standard output is one line that says where it listens and what evicts; the log, on standard
+            error, has a JSON object a line.
+
     Raises:
         ValueError: an option that evicting caches could not follow; as ``vqx.attach``.
     """
-    serving = _Serving(eviction)
+    serving = _Serving(eviction, as_json=as_json)
     names = {
         "ModelProvider": serving.provider,
         "BatchGenerator": serving.generator,
@@ -76,8 +81,8 @@ class Prefixes(LRUPromptCache):
 class _Serving:
     """One server: what it was told, and what its other thread holds."""
 
-    def __init__(self, eviction: Eviction) -> None:
-        self.eviction = eviction
+    def __init__(self, eviction: Eviction, *, as_json: bool = False) -> None:
+        self.eviction, self.as_json = eviction, as_json
         self.ready = threading.Event()
         self.failed: Exception | None = None
         self.models: Any = None
@@ -87,6 +92,8 @@ class _Serving:
     def provider(self, given: Any) -> Any:
         """mlx-lm's keeper of models, which says what it attached."""
         serving = self
+        if self.as_json:
+            logged_as_json()
 
         class Provider(ModelProvider):
             def _load(self, *paths: Any) -> None:
@@ -145,7 +152,31 @@ class _Serving:
                 self.wfile.write(json.dumps(serving.status(responses)).encode())
                 self.wfile.flush()
 
-        http_server(host, port, responses, handler_class=Handler)
+            def log_message(self, format: str, *args: Any) -> None:
+                if serving.as_json:
+                    logging.info(format, *args)
+                else:
+                    super().log_message(format, *args)
+
+        class Listening(ThreadingHTTPServer):
+            def server_activate(self) -> None:
+                super().server_activate()
+                if serving.as_json:
+                    print(json.dumps(serving.listening(*self.server_address[:2])), flush=True)
+
+        http_server(host, port, responses, server_class=Listening, handler_class=Handler)
+
+    def listening(self, host: Any, port: int) -> dict[str, Any]:
+        """Where requests are answered, and with what."""
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return {
+            "address": address,
+            "status": address + ROUTE,
+            "method": self.eviction.chosen,
+            "question": self.eviction.question,
+            "options": dict(self.eviction.options),
+            "budgets": self.budgets(self.models.model),
+        }
 
     def budgets(self, model: nn.Module | None) -> list[int]:
         """Rows that each evicting layer keeps."""
@@ -158,7 +189,7 @@ class _Serving:
         under_way = [] if made is None else [made._prompt_batch, made._generation_batch]
         prefixes = responses.prompt_cache
         return {
-            "method": self.eviction.method,
+            "method": self.eviction.chosen,
             "question": self.eviction.question,
             "options": dict(self.eviction.options),
             "budgets": self.budgets(self.models.model),
@@ -170,6 +201,21 @@ class _Serving:
             "prompt_cache": {"sequences": len(prefixes), "bytes": prefixes.nbytes},
             "memory": {"active": mx.get_active_memory(), "peak": mx.get_peak_memory()},
         }
+
+
+class _JSONLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        told = {"time": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
+        return json.dumps(
+            {**told, "error": self.formatException(record.exc_info)} if record.exc_info else told
+        )
+
+
+def logged_as_json() -> None:
+    """Every event of the log is a JSON object on a line of its own; warnings are events."""
+    logging.captureWarnings(True)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_JSONLines())
 
 
 def _apart(model: nn.Module) -> str:

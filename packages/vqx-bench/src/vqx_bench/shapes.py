@@ -48,7 +48,7 @@ def subject(name: str, part: str = "model") -> Subject:
 def _attention(model: Any) -> Any:
     def step(tokens: mx.array, caches: list[Any]) -> mx.array:
         hidden: mx.array = model.model.embed_tokens(tokens)
-        mask = caches[0].make_mask(tokens.shape[1])
+        mask = caches[0].make_mask(tokens.shape[1], return_array=False, window_size=None)
         for layer, cache in zip(model.layers, caches, strict=True):
             hidden = hidden + layer.self_attn(layer.input_layernorm(hidden), mask, cache)
         return hidden
