@@ -152,16 +152,14 @@ def test_what_may_come_back_costs_a_few_rows_and_no_copies_of_the_cache(
     way: Mapping[str, Any], tiny_llama: Models
 ) -> None:
     model, undo = tiny_llama(), 4
-    # where several rows go at once, the layer of before is held as it is
-    copies = -(-undo // way["interval"]) if "interval" in way else 0
     for lengths in ([20, *[1] * 40], [20, *[undo + 1] * 8]):
         caches, plain = (vqx.make_cache(model, budget=64, undo=each, **way) for each in (undo, 0))
         for each in (caches, plain):
             feed(model, each, [*lengths, *[1] * 20])
         for cache, single in zip(caches, plain, strict=True):
             row = single.kept_bytes // single.tokens_kept  # a token's queries take no more
-            held = (undo + 1) * 5 * row + undo * single.bookkeeping_bytes + copies * single.nbytes
-            assert cache.nbytes - single.nbytes <= held < (undo + copies) * single.nbytes
+            held = (undo + 1) * 5 * row + undo * single.bookkeeping_bytes
+            assert cache.nbytes - single.nbytes <= held < single.nbytes
             assert cache.tokens_kept < cache.tokens_seen
 
 

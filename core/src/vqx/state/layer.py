@@ -99,7 +99,7 @@ class Layer(NamedTuple):
     padding: int = 0  # rows of the lane that are nobody's, on average over the processes that share the heads
     waiting: Waiting | None = None
     written: mx.array | None = None  # the positions as a kernel wrote them last, and all columns with them
-    gone: Gone | None = None  # with `undo`: the row that the latest was written over
+    gone: Gone | None = None  # with `undo`: the row that the latest one was written over
     each: Each | None = None  # the sequences of a batch, where they differ; the counts above are the greatest
 
     @property

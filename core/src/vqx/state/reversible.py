@@ -2,18 +2,19 @@
 
 So the rows that a forward of a few tokens reads are known before it begins. Speculative decoding asks several
 tokens at once, and each must see the rows that it would have seen alone: a mask hides those that its
-predecessors evict. Of each token that the method looked at last, what it changed is held: the row that went,
+predecessors evict. Of each token that the method looked at last, what it changed is held: the rows that went,
 and the statistics of before.
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from vqx.state.cache import EvictingCache
 from vqx.state.layer import Layer, Plan
-from vqx.state.rows import Gone, filled, put_back
+from vqx.state.rows import Gone, filled, going
 from vqx.state.turn import Turn
 
 
@@ -38,27 +39,44 @@ class Waiting(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What a layer was before the method looked at one token more."""
+    """What a layer was before the method looked at one token more, or a block of them."""
 
-    layer: Layer | None  # without keys and values, where the next layer has them all but one row
-    gone: Gone | None = None  # that row
-
-    def behind(self, after: Layer | None) -> Layer | None:
-        """The layer, whole, where ``after`` is the next one."""
-        if self.layer is None or after is None or self.layer.rows.keys.size:
-            return self.layer
-        rows = after.rows
-        keys, values = (rows.keys, rows.values) if self.gone is None else put_back(rows, self.gone)
-        return self.layer._replace(rows=self.layer.rows._replace(keys=keys, values=values))
+    layer: Layer | None  # without keys and values
+    gone: Gone | None = None  # the rows that the next layer holds no more
 
 
 def between(before: Layer | None, after: Layer) -> Before:
-    """What there is to hold of the layer ``before``; all of it, where several rows went at once."""
-    if before is None or (after.gone is None and after.size != before.size + 1):
-        return Before(before)
+    """What there is to hold of the layer ``before``."""
+    if before is None:
+        return Before(None)
+    gone, many = after.gone, before.size + after.last - after.size
+    if gone is None and many:
+        seen = _slots(after.rows.position, after.tokens_seen) >= 0
+        stays = mx.take_along_axis(seen, before.rows.position, axis=2)
+        own = mx.arange(before.size, dtype=mx.int32)
+        gone = going(before.rows, mx.argsort(mx.where(stays, own + before.size, own), axis=2)[..., :many])
     nothing = mx.zeros((0,))
     rows = before.rows._replace(keys=nothing, values=nothing)
-    return Before(before._replace(rows=rows, gone=None), after.gone)
+    return Before(before._replace(rows=rows, gone=None), gone)
+
+
+def whole(before: Layer, after: Layer, gone: Sequence[Gone]) -> Layer:
+    """The layer ``before`` with its keys and values, out of those of ``after`` and the rows that went."""
+    keys, values = filled(after.rows)
+    position = mx.concatenate([after.rows.position, *(rows.position for rows in gone)], axis=2)
+    slots = mx.take_along_axis(_slots(position, after.tokens_seen), before.rows.position, axis=2)
+    both = [[keys, *(rows.keys for rows in gone)], [values, *(rows.values for rows in gone)]]
+    keys, values = (
+        mx.take_along_axis(mx.concatenate(each, axis=2), slots[..., None], axis=2) for each in both
+    )
+    return before._replace(rows=before.rows._replace(keys=keys, values=values))
+
+
+def _slots(position: mx.array, tokens: int) -> mx.array:
+    """Where the row of each position stands, ``[B, H, tokens]`` int32; -1 where there is none."""
+    batch, heads, n = position.shape
+    own = mx.broadcast_to(mx.arange(n, dtype=mx.int32), position.shape)
+    return mx.put_along_axis(mx.full((batch, heads, tokens), -1, mx.int32), position, own, axis=2)
 
 
 class ReversibleCache:
@@ -319,10 +337,11 @@ class ReversibleCache:
 
     def _whole_layer(self, count: int) -> Layer | None:
         """The same with keys and values."""
-        layer = self.policy.layer
-        for before in reversed(self._before[len(self._before) - (self._looked - count) :]):
-            layer = before.behind(layer)
-        return layer
+        before, after = self._known(count), self.policy.layer
+        if before is None or after is None or count == self._looked:
+            return before
+        later = self._before[count - self._looked :]
+        return whole(before, after, [rows for _, rows in later if rows is not None])
 
     def _read(self) -> tuple[int, Waiting]:
         """Of what the last forward read the tokens that the method had looked at, and those after them."""

@@ -158,20 +158,14 @@ def overwrite(rows: Rows, slot: mx.array, new: Rows) -> Rows:
 
 
 class Gone(NamedTuple):
-    """The row that another was written over."""
+    """Rows that a layer holds no more, in arrays of their own."""
 
-    slot: mx.array  # [B, H, 1] where it stood
-    keys: mx.array  # [B, H, 1, D]
-    values: mx.array  # [B, H, 1, Dv]
-
-
-def going(rows: Rows, slot: mx.array) -> Gone:
-    """The row at ``slot`` ``[B, H, 1]``, in arrays of its own."""
-    both = (mx.take_along_axis(array, slot[..., None], axis=2) for array in (rows.keys, rows.values))
-    return Gone(slot, *both)
+    keys: mx.array  # [B, H, m, D]
+    values: mx.array  # [B, H, m, Dv]
+    position: mx.array  # [B, H, m]
 
 
-def put_back(rows: Rows, gone: Gone) -> tuple[mx.array, mx.array]:
-    """The buffers of keys and values as they were before ``gone`` was written over."""
-    keys = mx.put_along_axis(rows.keys, gone.slot[..., None], gone.keys, axis=2)
-    return keys, mx.put_along_axis(rows.values, gone.slot[..., None], gone.values, axis=2)
+def going(rows: Rows, slots: mx.array) -> Gone:
+    """The rows at ``slots`` ``[B, H, m]``."""
+    keys, values = (mx.take_along_axis(array, slots[..., None], axis=2) for array in (rows.keys, rows.values))
+    return Gone(keys, values, mx.take_along_axis(rows.position, slots, axis=2))
