@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from subjects import caches_of, method
 from vqx import cli
+from vqx.host import forecast
 from vqx.host.shapes import SHAPES, config_of, shaped
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 256, "head_dim": 64, "num_key_value_heads": 4}
@@ -125,6 +126,18 @@ def test_the_greatest_budget_that_fits_is_found() -> None:
     assert found.peak <= 0.85e9 < more.peak
     with pytest.raises(ValueError, match=r"no budget fits into 0\.10 GB: with 64 rows the peak is"):
         vqx.plan(model, "tova", memory=int(1e8), **shape)
+
+
+@pytest.mark.parametrize("method", ["tova", "pyramidkv", "snapkv"])
+def test_few_forecasts_find_it(method: str, make_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, told = make_llama(**SMALL), []
+    real = forecast._forecast
+    monkeypatch.setattr(forecast, "_forecast", lambda *given: told.append(real(*given)) or told[-1])
+    shape: dict[str, Any] = {"prompt": 1025, "chunk": 128, "tokens": 2, "sequences": 16}
+    most, least = (vqx.plan(model, method, budget=budget, **shape).peak for budget in (1027, 64))
+    found = vqx.plan(model, method, memory=(most + least) // 2, **shape)
+    assert least < found.peak <= (most + least) // 2 < most
+    assert len(told) < 14
 
 
 def test_plans_are_refused_in_words(make_llama: Any, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ Forwards are traced as mlx-lm would run them, prompt in chunks and token by toke
 each is walked through (:mod:`vqx.host.memory`): so every model, method and option is counted by what it does.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -99,25 +98,44 @@ def plan(
 
 
 def _fitting(at: Callable[[int | None], Forecast], memory: int, most: int) -> Forecast:
-    """The forecast of the greatest budget whose peak fits."""
+    """The forecast of the greatest budget whose peak fits, sought where a line between two others meets it.
+
+    Where the line is far from the truth, half of what is left is tried next.
+    """
     step = max(16, most // 64)
-    budgets = range(step, most + step, step)
+    most = -(-most // step) * step
+    least, below = _least(at, step, most)
+    if below.peak > memory:
+        raise ValueError(
+            f"no budget fits into {memory / 1e9:.2f} GB: with {least} rows the peak is"
+            f" {below.peak / 1e9:.2f} GB, of which {below.weights / 1e9:.2f} are weights; read the prompt in"
+            " shorter chunks, read fewer sequences together, or quantise the weights"
+        )
+    fits, over, above, part = least, most, at(most), 0.5
+    if above.peak <= memory:
+        return above
+    while over - fits > step:
+        left, line = over - fits, (memory - below.peak) / (above.peak - below.peak)
+        budget = fits + int((line if part <= 0.5 else 0.5) * left) // step * step
+        budget = min(max(budget, fits + step), over - step)
+        told = at(budget)
+        if told.peak > memory:
+            over, above = budget, told
+        else:
+            fits, below = budget, told
+        part = (over - fits) / left
+    return below
 
-    def over(budget: int) -> bool:
+
+def _least(at: Callable[[int | None], Forecast], step: int, most: int) -> tuple[int, Forecast]:
+    """The first budget that leaves room beside the method's guards, doubled from ``step`` on."""
+    while True:
         try:
-            return at(budget).peak > memory
-        except ValueError:  # too few rows for the method's guards
-            return False
-
-    first = bisect_left(budgets, True, key=over)
-    if first:
-        return at(budgets[first - 1])
-    least = at(step)
-    raise ValueError(
-        f"no budget fits into {memory / 1e9:.2f} GB: with {step} rows the peak is {least.peak / 1e9:.2f} GB,"
-        f" of which {least.weights / 1e9:.2f} are weights; read the prompt in shorter chunks, read fewer"
-        " sequences together, or quantise the weights"
-    )
+            return step, at(step)
+        except ValueError:
+            if 2 * step > most:
+                raise
+            step *= 2
 
 
 def _forecast(

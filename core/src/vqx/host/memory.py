@@ -55,16 +55,18 @@ def pace() -> Pace:
 
 
 def under_way() -> int:
-    """Operations that the device may be behind: no more of them hold memory at once."""
-    return (TASKS + 2) * pace().operations
+    """Operations that make something new and that the device may be behind: no more hold memory at once."""
+    return (TASKS + 2) * pace().operations // pace().copying
 
 
-class Array(NamedTuple):
-    """An array of the graph."""
+class Array:
+    """An array of the graph, the same object wherever it is read."""
 
-    name: str
-    nbytes: int
-    itemsize: int
+    __slots__ = ("itemsize", "nbytes")
+
+    def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+        self.itemsize = dtype.size
+        self.nbytes = math.prod(shape) * self.itemsize
 
 
 class Operation(NamedTuple):
@@ -87,25 +89,30 @@ class Graph(NamedTuple):
 
 def traced(function: Callable[..., Sequence[mx.array]], arguments: Sequence[mx.array]) -> Graph:
     """The graph of ``function`` over arrays like ``arguments``: nothing is evaluated."""
-    told: list[dict[str, Any]] = []
-    mx.export_function(told.append, function, *arguments)
-    parts = {part["type"]: part for part in told if part["type"] != "primitive"}
-    operations = [
-        Operation(
-            part["name"],
-            [_array(*one) for one in part["inputs"]],
-            [_array(*one) for one in part["outputs"]],
-            _ordered(part),
-        )
-        for part in told
-        if part["type"] == "primitive"
-    ]
-    return Graph(
-        [_array(*one) for one in parts["inputs"]["inputs"]],
-        [_array(name, array.shape, array.dtype) for name, array in parts["constants"]["constants"]],
-        operations,
-        [_array(*one) for one in parts["outputs"]["outputs"]],
-    )
+    known: dict[str, Array] = {}
+    graph = Graph([], [], [], [])
+    results: list[str] = []
+
+    def new(name: str, shape: tuple[int, ...], dtype: mx.Dtype) -> Array:
+        known[name] = found = Array(shape, dtype)
+        return found
+
+    def tell(part: dict[str, Any]) -> None:
+        kind = part["type"]
+        if kind == "primitive":
+            inputs = [known[name] for name, *_ in part["inputs"]]
+            made = [new(*one) for one in part["outputs"]]
+            graph.operations.append(Operation(part["name"], inputs, made, _ordered(part)))
+        elif kind == "inputs":
+            graph.given.extend(new(*one) for one in part["inputs"])
+        elif kind == "constants":
+            graph.constants.extend(new(name, a.shape, a.dtype) for name, a in part["constants"])
+        elif kind == "outputs":
+            results.extend(name for name, *_ in part["outputs"])
+
+    mx.export_function(tell, function, *arguments)
+    graph.results.extend(known[name] for name in results)
+    return graph
 
 
 def peak(graph: Graph, held: int = 0) -> int:
@@ -118,10 +125,6 @@ def peak(graph: Graph, held: int = 0) -> int:
     for operation in _tape(graph):
         walk.run(operation)
     return walk.most
-
-
-def _array(name: str, shape: tuple[int, ...], dtype: mx.Dtype) -> Array:
-    return Array(name, math.prod(shape) * dtype.size, dtype.size)
 
 
 def _ordered(part: dict[str, Any]) -> bool:
@@ -140,42 +143,39 @@ def _ordered(part: dict[str, Any]) -> bool:
 
 def _tape(graph: Graph) -> list[Operation]:
     """The operations in the order in which MLX's evaluator dispatches them (``eval_impl``)."""
-    makes = {array.name: operation for operation in graph.operations for array in operation.outputs}
-    root = Operation("Synchronize", graph.results, [], True)
-    degree: Counter[str] = Counter()
-    stack, known = [root], {id(root)}
+    operations = [*graph.operations, Operation("Synchronize", graph.results, [], True)]
+    makes = {array: number for number, operation in enumerate(operations) for array in operation.outputs}
+    makers = [[makes[array] for array in operation.inputs if array in makes] for operation in operations]
+    degree, root = [0] * len(operations), len(operations) - 1
+    stack, known = [root], {root}
     while stack:
-        for array in stack.pop().inputs:
-            maker = makes.get(array.name)
-            if maker is None:
-                continue
-            degree.update(one.name for one in maker.outputs)
-            if id(maker) not in known:
-                known.add(id(maker))
+        for maker in makers[stack.pop()]:
+            degree[maker] += 1
+            if maker not in known:
+                known.add(maker)
                 stack.append(maker)
     tape, at = [root], 0
-    waiting: list[tuple[Operation, int]] = []
+    waiting: list[tuple[int, int]] = []
     while at < len(tape) or waiting:
         if at < len(tape):
             operation, first = tape[at], 0
             at += 1
         else:
             operation, first = waiting.pop()
-        for number in range(first, len(operation.inputs)):
-            maker = makes.get(operation.inputs[number].name)
-            if maker is None:
-                continue
+        for number in range(first, len(makers[operation])):
             if len(tape) - at >= WIDTH:
                 waiting.append((operation, number))
                 break
-            names = [one.name for one in maker.outputs]
-            degree.subtract(names)
-            if degree[names[0]] == 0:
+            maker = makers[operation][number]
+            degree[maker] -= 1
+            if degree[maker] == 0:
                 tape.append(maker)
-    return tape[:0:-1]
+    return [operations[number] for number in tape[:0:-1]]
 
 
 class _Buffer:
+    __slots__ = ("size", "users")
+
     def __init__(self, size: int) -> None:
         self.size, self.users = size, 0
 
@@ -185,32 +185,31 @@ class _Walk:
 
     def __init__(self, graph: Graph, held: int) -> None:
         self.pace = pace()
-        self.reads: Counter[str] = Counter()
+        self.reads: Counter[Array] = Counter(graph.results)
         for operation in graph.operations:
-            self.reads.update({array.name for array in operation.inputs})
-        self.reads.update({array.name for array in graph.results})
-        self.buffers: dict[str, tuple[_Buffer, bool]] = {}
+            self.reads.update({*operation.inputs})
+        self.buffers: dict[Array, tuple[_Buffer, bool]] = {}
         self.tasks: deque[list[_Buffer]] = deque([[]])
         self.counted, self.numbers = 0, 0
         self.now = self.most = 0
         for array in [*graph.constants, *graph.given]:
             self._hold(array, self._allocate(array.nbytes), True)
-        self.reads.update(array.name for array in [*graph.constants, *graph.given[:held]])
+        self.reads.update([*graph.constants, *graph.given[:held]])
 
     def run(self, operation: Operation) -> None:
         """Dispatch an operation: find room for what it makes, and let go of what nobody reads any more."""
-        found = [self.buffers.get(array.name) for array in operation.inputs]
+        found = [self.buffers.get(array) for array in operation.inputs]
         made = [self._result(operation, array, found) for array in operation.outputs]
         for array, (buffer, ordered) in zip(operation.outputs, made, strict=True):
             self._hold(array, buffer, ordered)
         read = {id(one[0]): one[0] for one in found if one is not None}
         new = any(id(buffer) not in read for buffer, _ in made)
         self._pend(operation, [one for key, one in read.items() if key != id(made[0][0])], new)
-        for name in {array.name for array in operation.inputs}:
-            self._read(name)
+        for array in {*operation.inputs}:
+            self._read(array)
         for array in operation.outputs:
-            if not self.reads[array.name]:
-                self._release(self.buffers.pop(array.name)[0])
+            if not self.reads[array]:
+                self._release(self.buffers.pop(array)[0])
 
     def _result(
         self, operation: Operation, array: Array, found: list[tuple[_Buffer, bool] | None]
@@ -228,8 +227,8 @@ class _Walk:
 
     def _spare(self, buffer: _Buffer, given: Array, operation: Operation, array: Array) -> bool:
         """Whether nobody else needs the buffer, and the result fits it."""
-        names = {one.name for one in operation.inputs if self.buffers[one.name][0] is buffer}
-        alone = buffer.users == len(names) and all(self.reads[name] == 1 for name in names)
+        views = {one for one in operation.inputs if self.buffers[one][0] is buffer}
+        alone = buffer.users == len(views) and all(self.reads[one] == 1 for one in views)
         return alone and given.itemsize == array.itemsize and 0 <= buffer.size - array.nbytes <= SPARE
 
     def _pend(self, operation: Operation, buffers: list[_Buffer], new: bool) -> None:
@@ -253,12 +252,12 @@ class _Walk:
 
     def _hold(self, array: Array, buffer: _Buffer, ordered: bool) -> None:
         buffer.users += 1
-        self.buffers[array.name] = (buffer, ordered)
+        self.buffers[array] = (buffer, ordered)
 
-    def _read(self, name: str) -> None:
-        self.reads[name] -= 1
-        if not self.reads[name]:
-            self._release(self.buffers.pop(name)[0])
+    def _read(self, array: Array) -> None:
+        self.reads[array] -= 1
+        if not self.reads[array]:
+            self._release(self.buffers.pop(array)[0])
 
     def _release(self, buffer: _Buffer) -> None:
         buffer.users -= 1
