@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
-from vqx_kernels.bodies import ATTENTION, GAINED, Method, compose
-from vqx_kernels.kernel import Outputs, run
+from vqx_kernels.bodies import ATTENTION, GAINED, PIECE, Body, Method, compose
+from vqx_kernels.kernel import Outputs, Run, laid_out, prepared
 
 WHOLE = 1024
 """Rows up to which a GPU does all in one launch, a block a head; above, logits come from many blocks."""
@@ -21,6 +21,8 @@ TOGETHER = 2**16
 """Logits of one head that a block still sums up by itself."""
 MOST = 256
 """Queries of one head in a call: more are better served by a matrix product."""
+IN_A_PIECE = 64
+"""Queries of a prompt that a block sums up at most."""
 AT_ONCE = 8
 """Queries that a thread holds at a time."""
 
@@ -86,8 +88,12 @@ def gained(target: str, asked: Asked, rule: Rule = Rule()) -> mx.array:  # noqa:
 
 
 def mass(target: str, logits: mx.array, asked: Asked, rule: Rule) -> mx.array:
-    """The same of a prompt's many queries, whose ``logits`` ``[B, H, G, S, n]`` are there already."""
-    return _attend(target, asked, rule, GAINED, {}, (), None, logits)["gained_out"]
+    """The same of a prompt's many queries, whose ``logits`` ``[B, H, G, S, n]`` are there already.
+
+    Pieces of the queries go to blocks of their own, and are added up after.
+    """
+    pieces = _attend(target, asked, rule, PIECE, {}, (), None, logits)["piece_out"]
+    return mx.max(pieces, axis=2) if rule.queries == "max" else mx.sum(pieces, axis=2)
 
 
 def step(
@@ -129,29 +135,55 @@ def _attend(
     then: str = "nothing",
     whole: bool = False,
 ) -> dict[str, mx.array]:
-    batch, heads, group, length, width = asked.queries.shape
-    n, rows = asked.position.shape[2], batch * heads
-    count = length if rule.fuse_logits else group * length
-    constants = {
-        "D": width, "H": heads, "G": group, "QB": min(group * length, AT_ONCE),
-        "FUSE": FUSE[rule.fuse_logits], "HIDE": HIDE[rule.hide], "MAXG": int(rule.group == "max"),
-        "MAXS": int(rule.queries == "max"), "SINKS": int(asked.sinks is not None),
-        "ONE": int(length == 1),
-    }  # fmt: skip
+    batch, _, _, length, _ = shape = asked.queries.shape
+    n = asked.position.shape[2]
     numbers = _numbers((asked.scale, *factors))
     arrays = {
         "queries": asked.queries,
         "keys": asked.keys,
         "position": asked.position,
-        "sizes": _sizes(n, rule.old, guard or Guard(), length),
-        "factors": numbers,
         "starts": asked.start if isinstance(asked.start, mx.array) else _starts(asked.start, batch),
-        "shares": _shares(length, rule.decay, rule.queries == "mean"),
-        "sinks": numbers if asked.sinks is None else asked.sinks.astype(mx.float32),
         **stats,
     }
+    types = tuple([array.dtype for array in arrays.values()])
+    arrays["sizes"] = _sizes(n, rule.old, guard or Guard(), length)
+    arrays["factors"] = numbers
+    arrays["shares"] = _shares(length, rule.decay, rule.queries == "mean")
+    arrays["sinks"] = numbers if asked.sinks is None else asked.sinks.astype(mx.float32)
     if logits is not None:
         arrays["logits"] = logits
+    how = (guard is not None, then, logits is not None, asked.sinks is not None)
+    for body, call in _launches(target, tuple(shape), n, tuple(stats), types, rule, method, *how):
+        inputs = [arrays[name] for name in body.reads] if whole else laid_out(body, arrays)
+        arrays.update(zip(body.writes, call(inputs), strict=True))
+    return arrays
+
+
+@functools.lru_cache(maxsize=1024)
+def _launches(
+    target: str,
+    shape: tuple[int, ...],
+    n: int,
+    stats: tuple[str, ...],
+    types: tuple[mx.Dtype, ...],
+    rule: Rule,
+    method: Method,
+    ranks: bool,
+    then: str,
+    given: bool,
+    sinks: bool,
+) -> list[tuple[Body, Run]]:
+    """The launches for queries of a shape; a decode step asks for the same ones again and again."""
+    batch, heads, group, length, width = shape
+    count = length if rule.fuse_logits else group * length
+    constants = {
+        "D": width, "H": heads, "G": group, "QB": min(group * length, AT_ONCE),
+        "FUSE": FUSE[rule.fuse_logits], "HIDE": HIDE[rule.hide], "MAXG": int(rule.group == "max"),
+        "MAXS": int(rule.queries == "max"), "SINKS": int(sinks), "ONE": int(length == 1),
+        "PIECES": -(-length // IN_A_PIECE) if given else 1,
+    }  # fmt: skip
+    known = dict(zip(("queries", "keys", "position", "starts", *stats), types, strict=True))
+    known.update(sizes=mx.int32, slot=mx.int32)
     floats = mx.float32
     shapes: dict[str, tuple[tuple[int, ...], mx.Dtype]] = {
         "logits": ((batch, heads, group * length, n), floats),
@@ -160,33 +192,34 @@ def _attend(
         "slot": ((batch, heads, 1), mx.int32),
         "next": ((batch, heads, n), mx.int32),
         **{f"{name}_out": ((batch, heads, n), floats) for name in method.writes},
+        "piece_out": ((batch, heads, constants["PIECES"], n), floats),
     }
-    for names, span, parts in _launches(target, n, group * length, count, then, logits is not None):
-        body = compose(names, method, ranks=guard is not None, columns=method.writes)
+    found = []
+    for names, span, parts in _parts(target, n, group * length, count, then, given, constants["PIECES"]):
+        body = compose(names, method, ranks=ranks, columns=method.writes)
         outputs: Outputs = [shapes[name] for name in body.writes]
-        constants["SPAN"] = span
-        found = run(
-            target, body, arrays, constants, rows=rows, parts=parts, outputs=outputs, whole=whole
-        )  # fmt: skip
-        arrays.update(zip(body.writes, found, strict=True))
-    return arrays
+        each = tuple(known.get(name, floats) for name in body.reads)
+        constants = {**constants, "SPAN": span}
+        call = prepared(target, body, each, constants, rows=batch * heads, parts=parts, outputs=outputs)
+        found.append((body, call))
+    return found
 
 
 _NONE = mx.zeros((0,), mx.int32)
 CHOSEN = {"nothing": (), "choose": ("lowest",), "exchange": ("lowest", "exchanged")}
 
 
-@functools.lru_cache(maxsize=256)
-def _launches(
-    target: str, n: int, queries: int, count: int, then: str, given: bool
+def _parts(
+    target: str, n: int, queries: int, count: int, then: str, given: bool, pieces: int
 ) -> list[tuple[tuple[str, ...], int, int]]:
     """(fragments, span, blocks a row) of each launch; how they are cut changes no bit."""
     chosen = CHOSEN[then]
     spans = -(-n // SPAN)
-    if target == "host" or (n <= WHOLE and not given):
-        names = ATTENTION[1:] if given else ATTENTION
-        return [((*names, *chosen), 0, 1)]
-    first = [] if given else [(("logits",), SPAN, spans)]
+    if given:
+        return [(("tops",), 1, count), (("columns",), SPAN, spans * pieces)]
+    if target == "host" or n <= WHOLE:
+        return [((*ATTENTION, *chosen), 0, 1)]
+    first = [(("logits",), SPAN, spans)]
     if n * queries <= TOGETHER:
         return [*first, (("tops", "columns", *chosen), 0, 1)]
     last = [(chosen[:1], 0, 1)] if chosen else []

@@ -104,6 +104,8 @@ VQX_SCRATCH;
 }
 GAINED = Method("gained", "gained_out[at] = gained;", writes=("gained",))
 """No method: the fused weights themselves."""
+PIECE = Method("piece", "piece_out[(size_t(vqx_row) * PIECES + piece) * n + i] = gained;", writes=("piece",))
+"""The same of each piece of many queries."""
 
 
 @functools.cache

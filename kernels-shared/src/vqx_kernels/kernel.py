@@ -4,7 +4,7 @@ On Metal and CUDA a kernel is a node of MLX's graph like any other; on the host 
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ THREADS = 256
 """Threads of a block: few enough for the registers of any Apple GPU, and the order of every sum."""
 
 Outputs: TypeAlias = Sequence[tuple[tuple[int, ...], mx.Dtype]]
+Run: TypeAlias = Callable[[list[mx.array]], list[mx.array]]
 
 
 def run(
@@ -27,7 +28,6 @@ def run(
     rows: int,
     parts: int = 1,
     outputs: Outputs,
-    whole: bool = False,
 ) -> list[mx.array]:
     """Run ``parts`` times ``rows`` blocks of a body.
 
@@ -36,36 +36,42 @@ def run(
         arrays: what ``body.reads`` names; of at least one axis, since a number is no pointer in Metal.
         constants: integers that the text is compiled for.
         outputs: shape and dtype of each of ``body.writes``.
-        whole: all arrays but those that are read where they lie are known to come row by row.
     """
-    if target == "host":
-        return host.run(body, [arrays[name] for name in body.reads], constants, parts, rows, outputs)
-    inputs = [arrays[name] for name in body.reads]
-    if body.strided and not whole:
-        inputs = [a if name in STRIDED else a.reshape(-1) for name, a in zip(body.reads, inputs, strict=True)]
+    inputs = laid_out(body, arrays)
     types = tuple([array.dtype for array in inputs])
-    return launch(built(target, body, types), inputs, constants, rows=rows, parts=parts, outputs=outputs)
+    return prepared(target, body, types, constants, rows=rows, parts=parts, outputs=outputs)(inputs)
 
 
-def launch(
-    kernel: Any,
-    inputs: list[mx.array],
+def laid_out(body: Body, arrays: Mapping[str, mx.array]) -> list[mx.array]:
+    """What a body reads; what it does not read where it lies comes row by row, which flat arrays do."""
+    strided = body.strided
+    return [
+        arrays[name].reshape(-1) if strided and name not in STRIDED else arrays[name] for name in body.reads
+    ]
+
+
+def prepared(
+    target: str,
+    body: Body,
+    types: tuple[mx.Dtype, ...],
     constants: Mapping[str, int],
     *,
     rows: int,
     parts: int,
     outputs: Outputs,
-) -> list[mx.array]:
-    """Call what ``mx.fast.metal_kernel`` or ``mx.fast.cuda_kernel`` returned."""
-    results: list[mx.array] = kernel(
-        inputs=inputs,
+) -> Run:
+    """As ``run``, for any arrays of these types."""
+    if target == "host":
+        return lambda inputs: host.run(body, inputs, constants, parts, rows, outputs)
+    kernel = functools.partial(
+        built(target, body, types),
         template=list(constants.items()),
         grid=(parts * THREADS, rows, 1),
         threadgroup=(THREADS, 1, 1),
         output_shapes=[shape for shape, _ in outputs],
         output_dtypes=[dtype for _, dtype in outputs],
     )
-    return results
+    return lambda inputs: kernel(inputs=inputs)
 
 
 @functools.cache
