@@ -113,3 +113,21 @@ def test_what_matters_most_is_measured_first_and_later_tasks_wait(studies: None)
     assert [work.cell.label for work in works[-2:]] == ["h2o:cadence=token"] * 2
     middle = [(work.job.task.name in LATER, work.cell.budget) for work in works[2:-2]]
     assert middle == [(False, 256), (False, 128), (True, 256), (True, 128)]
+
+
+def test_a_setting_of_which_a_batch_is_missing_is_not_shown_and_its_rest_is_known(
+    studies: None, tmp_path: Path
+) -> None:
+    from compared.report import read
+    from comparison import measured
+
+    def piece(label: str, *numbers: int) -> dict[str, Any]:
+        samples = [{"number": number} for number in numbers]
+        place = {"task": "passkey", "protocol": "aware", "label": label, "budget": 128}
+        return {"key": f"{label} {numbers}", **place, "samples": samples}
+
+    full = piece("out of room") | {"skipped": "failed: out of memory", "samples": []}
+    pieces = [piece("h2o", 0, 1), piece("h2o", 2), piece("tova", 0, 1), full]
+    (tmp_path / "pieces.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pieces))
+    assert {one["label"] for one in read([tmp_path])[0]} == {"h2o"}
+    assert measured([tmp_path])["passkey", "aware", "tova", 128] == {0, 1}

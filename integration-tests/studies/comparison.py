@@ -16,6 +16,7 @@ import platform
 import re
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -101,6 +102,16 @@ def cells(engine: Engine, tokenizer: Any, engines: Sequence[str], budgets: Seque
         yield from presses.cells(engine, budgets)
 
 
+def measured(sources: Sequence[Path]) -> dict[tuple[Any, ...], set[int]]:
+    """The samples that earlier runs measured of each setting, whatever their batches were."""
+    from compared.report import pieces_of, place
+
+    numbers: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+    for piece in pieces_of(sources):
+        numbers[place(piece)] |= {sample["number"] for sample in piece["samples"]}
+    return numbers
+
+
 def measure(given: argparse.Namespace) -> None:
     mx.set_cache_limit(int(given.memory * 2e8))
     mx.set_memory_limit(int(given.memory * 1e9))
@@ -134,7 +145,11 @@ def measure(given: argparse.Namespace) -> None:
     everything = cells(engine, tokenizer, given.engines, given.budgets)
     asked = [cell for cell in everything if re.search(given.only, cell.label)]
     given.claims.mkdir(parents=True, exist_ok=True)
+    known = measured(given.known)
     for cell, job, name in queue(todo, asked, given.budgets):
+        place = job.task.name, job.batch.protocol, cell.label, cell.budget
+        if {sample.number for sample in job.batch.samples} <= known.get(place, set()):
+            continue
         claim = given.claims / name
         try:
             claim.touch(exist_ok=False)
@@ -210,6 +225,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("pieces"))
     parser.add_argument(
         "--claims", type=Path, default=Path("claims"), help="a folder in which processes say what they took"
+    )
+    parser.add_argument(
+        "--known", type=Path, nargs="+", default=[], help="folders of pieces that are not measured again"
     )
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing that would end later")
     parser.add_argument("--engines", type=names, default=list(ENGINES))

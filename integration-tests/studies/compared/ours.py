@@ -44,7 +44,8 @@ SETTINGS = [
             "tova:queries=keys tova:queries=centred-keys tova:interval=32 tova:cadence=token",
             "keyformer:queries=keys keyformer:queries=centred-keys keyformer:interval=32",
             "morphkv:queries=keys morphkv:queries=centred-keys morphkv:interval=32",
-            "fusion:interval=32 keyformer:queries=keys,recent=0",
+            "fusion:interval=32 keyformer:queries=keys,recent=0 h2o:bits=8 h2o:bits=4",
+            "keyformer:cadence=token morphkv:cadence=token",
             # VeloxQuant-MLX's rule
             "h2o:queries=keys,cadence=token,recent=0,grace=16,decay=0.98,normalise=none",
         ]

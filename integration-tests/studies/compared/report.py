@@ -44,28 +44,45 @@ def write(sources: Sequence[Path], docs: Path) -> None:
 
 
 def read(sources: Sequence[Path]) -> tuple[list[Piece], dict[str, Any]]:
-    """All pieces, each once, and what their parts said about themselves."""
-    pieces: dict[str, Piece] = {}
+    """All pieces of settings measured whole, and what their parts said about themselves."""
+    pieces = pieces_of(sources)
     about: dict[str, Any] = {}
     for source in sources:
-        for file in sorted(source.rglob("pieces.jsonl*")) if source.is_dir() else [source]:
-            text = (
-                gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-            ).decode()
-            pieces |= {piece["key"]: piece for piece in map(json.loads, text.splitlines())}
         for file in sorted(source.rglob("about*.json")) if source.is_dir() else []:
             part = json.loads(file.read_text())
             about["logits apart"] = max(about.get("logits apart", 0), part.pop("logits apart", 0))
             about = {**part, **about, "versions": about.get("versions", {}) | part["versions"]}
-    ran = {place(piece) for piece in pieces.values() if "skipped" not in piece}
-    kept = [piece for piece in pieces.values() if "skipped" not in piece or refused(piece, ran)]
+    ran = {place(piece) for piece in pieces if "skipped" not in piece}
+    kept = whole([piece for piece in pieces if "skipped" not in piece or refused(piece, ran)])
     about.pop("engines", None)
     return sorted(kept, key=lambda piece: (order(piece), piece["label"], piece["budget"] or 0)), about
 
 
+def pieces_of(sources: Sequence[Path]) -> list[Piece]:
+    """Every piece in folders and files, each once."""
+    found: dict[str, Piece] = {}
+    for source in sources:
+        for file in sorted(source.rglob("pieces.jsonl*")) if source.is_dir() else [source]:
+            raw = file.read_bytes()
+            text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode()
+            found |= {piece["key"]: piece for piece in map(json.loads, text.splitlines())}
+    return list(found.values())
+
+
 def refused(piece: Piece, ran: set[tuple[Any, ...]]) -> bool:
     """Whether it says something about the setting: not if another run did it, nor if the machine was full."""
-    return place(piece) not in ran and "out of memory" not in piece["skipped"]
+    return place(piece) not in ran and "memory" not in piece["skipped"]
+
+
+def whole(pieces: Sequence[Piece]) -> list[Piece]:
+    """Without the settings of which a batch is missing: all of a task stand on the same samples."""
+    numbers: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+    most: dict[str, int] = defaultdict(int)
+    for piece in pieces:
+        found = numbers[place(piece)]
+        found |= {sample["number"] for sample in piece["samples"]}
+        most[piece["task"]] = max(most[piece["task"]], len(found))
+    return [p for p in pieces if "skipped" in p or len(numbers[place(p)]) == most[p["task"]]]
 
 
 def place(piece: Piece) -> tuple[Any, ...]:
