@@ -119,3 +119,17 @@ def test_a_screenshot_is_not_blank(shown: Page, tmp_path: Path) -> None:
     )
     assert colours > 1
     assert (tmp_path / "shown.png").stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("width", [360, 700, 1600])
+def test_nothing_stands_beside_the_window_and_the_pointers_words_stay_in_view(
+    shown: Page, width: int
+) -> None:
+    shown.set_viewport_size({"width": width, "height": 400})
+    shown.evaluate("scrollTo(0, document.body.scrollHeight)")
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    for name in ("step-said", "note"):
+        box = shown.locator(f"#{name}").bounding_box()
+        assert box is not None
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+        assert 0 <= box["y"] <= box["y"] + box["height"] <= 400

@@ -1,5 +1,6 @@
 """A recording as one picture: the text with its words shaded, and below it every head beside every token."""
 
+import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -66,18 +67,32 @@ def _text(axis: Any, words: Sequence[_Word], share: Any, lines: int, prompt: int
 
 
 def _laid_out(texts: Sequence[str]) -> Iterator[_Word]:
-    """Each token at its place, broken where a line ends; of a token that holds a line's end, its parts."""
+    """Each token at its place, lines broken between words; of a token that holds a line's end, its parts."""
     line = column = 0
-    for token, text in enumerate(texts):
-        first, *others = text.split("\n")
-        for number, part in enumerate((first, *others)):
-            if number:
-                line, column = line + 1, 0
-            while part:
-                if column and column + len(part.rstrip()) > COLUMNS:
-                    line, column, part = line + 1, 0, part.lstrip()
-                here, part = part[: COLUMNS - column], part[COLUMNS - column :]
+    for word in _words(texts):
+        if word[0][1] == "\n":
+            line, column = line + 1, 0
+            continue
+        if column and column + sum(len(text) for _, text in word) > COLUMNS:
+            line, column = line + 1, 0
+            word = [(word[0][0], word[0][1].lstrip()), *word[1:]]
+        for token, text in word:
+            while text:
+                if column == COLUMNS:
+                    line, column = line + 1, 0
+                here, text = text[: COLUMNS - column], text[COLUMNS - column :]
                 yield _Word(token, here, line, column)
                 column += len(here)
-                if part:
-                    line, column = line + 1, 0
+
+
+def _words(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
+    """Tokens with their texts, those of a word and its signs together; the end of a line by itself."""
+    word: list[tuple[int, str]] = []
+    for token, text in enumerate(texts):
+        for part in re.findall(r"\n|[^\n]+", text):
+            if word and (part[0].isspace() or word[-1][1][-1].isspace()):
+                yield word
+                word = []
+            word.append((token, part))
+    if word:
+        yield word
