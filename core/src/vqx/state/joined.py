@@ -29,26 +29,20 @@ def take(layer: Layer, members: Sequence[int]) -> Layer:
     if [*members] == [*range(batch)]:
         return layer
     each = Each(*(tuple(numbers[i] for i in members) for numbers in each_of(layer)))
-    n = max(each.rows) * layer.heads
-    at = mx.array([*members])
+    at, layer = mx.array([*members]), _first(layer, max(each.rows) * layer.heads)
 
     def picked(array: mx.array) -> mx.array:
         return mx.take(array, at, axis=0)
 
-    held = layer.rows
-    rows = Rows(
-        picked(held.keys[:, :, :n]),
-        picked(held.values[:, :, :n]),
-        picked(held.position[..., :n]),
-        {name: picked(column[..., :n]) for name, column in held.columns.items()},
-    )
-    seen = layer.seen
-    if seen is not None:
-        queries = seen.queries[..., :n] if seen.logits else seen.queries
-        seen = seen._replace(queries=picked(queries))
+    held, seen = layer.rows, layer.seen
     taken = layer._replace(
-        rows=rows,
-        seen=seen,
+        rows=Rows(
+            picked(held.keys),
+            picked(held.values),
+            picked(held.position),
+            {name: picked(column) for name, column in held.columns.items()},
+        ),
+        seen=None if seen is None else seen._replace(queries=picked(seen.queries)),
         key_sum=None if layer.key_sum is None else picked(layer.key_sum),
         notes={name: picked(note) for name, note in layer.notes.items()},
     )
@@ -197,16 +191,13 @@ def _put(layer: Layer, members: Sequence[int], part: Layer) -> Layer:
 
 
 def _first(layer: Layer, n: int) -> Layer:
-    """The first n rows of every sequence."""
+    """The first n rows of every sequence, without room for more."""
     held = layer.rows
-    if held.length == n:
+    if held.length == n == held.keys.shape[2]:
         return layer
     columns = {name: column[..., :n] for name, column in held.columns.items()}
     rows = Rows(held.keys[:, :, :n], held.values[:, :, :n], held.position[..., :n], columns)
-    seen = layer.seen
-    if seen is not None and seen.logits:
-        seen = seen._replace(queries=seen.queries[..., :n])
-    return layer._replace(rows=rows, seen=seen)
+    return layer._replace(rows=rows, seen=None if layer.seen is None else layer.seen.first(n))
 
 
 def _arrived(plan: Plan, each: Each, keys: mx.array, values: mx.array) -> Rows:
@@ -223,15 +214,10 @@ def _arrived(plan: Plan, each: Each, keys: mx.array, values: mx.array) -> Rows:
 def _resized(layer: Layer, n: int, bound: int) -> Layer:
     """With columns for n rows, and room for their keys and values."""
     held = layer.rows.position.shape[2]
-    if n < held:
-        position, columns = layer.rows.position[..., :n], layer.rows.columns
-        rows = layer.rows._replace(
-            position=position, columns={name: column[..., :n] for name, column in columns.items()}
-        )
-        seen = layer.seen
-        if seen is not None and seen.logits:
-            seen = seen._replace(queries=seen.queries[..., :n])
-        return layer._replace(rows=rows, seen=seen)
+    if n < held:  # their keys and values stay where they are, to be written over in place
+        first = _first(layer, n)
+        rows = first.rows._replace(keys=layer.rows.keys, values=layer.rows.values)
+        return first._replace(rows=rows)
     room = [(0, 0), (0, 0), (0, n - held)]
     rows = reserve(layer.rows, n, bound)
     rows = rows._replace(

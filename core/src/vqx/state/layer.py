@@ -55,6 +55,10 @@ class Seen(NamedTuple):
             return self
         return self._replace(queries=mx.take_along_axis(self.queries, slots[:, :, None, None], axis=4))
 
+    def first(self, n: int) -> "Seen":
+        """With the first n rows only."""
+        return self._replace(queries=self.queries[..., :n]) if self.logits else self
+
     def joined(self, count: int, slot: mx.array | None) -> "Seen":
         """With ``count`` rows more, behind the others or at ``slot``, which no earlier query saw."""
         if not self.logits:
