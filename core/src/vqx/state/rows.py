@@ -144,7 +144,7 @@ def move(rows: Rows, slots: mx.array) -> Rows:
 
 
 def apart(array: mx.array, first: int, end: int) -> mx.array:
-    """A copy of ``array[:, :, first:end]``; taken, since ``mx.contiguous`` cannot be exported, nor planned."""
+    """A copy of ``array[:, :, first:end]``; ``mx.contiguous`` could be neither exported nor planned."""
     return mx.take(array, mx.arange(first, end), axis=2)
 
 
