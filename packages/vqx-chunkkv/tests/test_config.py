@@ -1,9 +1,10 @@
 """What ChunkKV refuses at construction."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from vqx import LayerInfo
+from vqx import LayerInfo, MethodSpec
 from vqx.build import chain_of, split_options
 from vqx_chunkkv import ChunkKVConfig
 from vqx_chunkkv.method import build
@@ -30,7 +31,18 @@ def test_alone_the_window_needs_room() -> None:
         build(ChunkKVConfig(budget=36), [LayerInfo(0, "model")])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bare:
+    """A budget and nothing else."""
+
+    budget: int
+
+
 def test_around_another_method_the_window_is_no_option_unless_that_method_has_one() -> None:
-    assert split_options(chain_of("chunkkv"), {"window": 4})[0] == {"window": 4}
-    with pytest.raises(ValueError, match=r"chunkkv\(chunkkv\(chunkkv\)\) has no option 'windows'"):
-        split_options(chain_of("chunkkv(chunkkv(chunkkv))"), {"windows": 4})
+    (chunkkv,) = chain_of("chunkkv")
+    bare = MethodSpec(name="bare", summary="-", paper="-", config=Bare, build=lambda config, layers: [])
+    windowed = replace(bare, name="windowed", config=ChunkKVConfig)
+    for chain in ((chunkkv,), (chunkkv, windowed)):
+        assert split_options(chain, {"window": 4})[0] == {"window": 4}
+    with pytest.raises(ValueError, match=r"chunkkv\(bare\) has no option 'window'"):
+        split_options((chunkkv, bare), {"window": 4})
