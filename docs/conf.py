@@ -36,6 +36,8 @@ exclude_patterns = [".*", "build", "dist"]
 html_theme = "furo"
 html_title = "vqx"
 html_copy_source = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 myst_heading_anchors = 4
 nitpicky = False
 autodoc_member_order = "bysource"
@@ -46,7 +48,7 @@ linkcheck_timeout = 20
 CONTENTS = {
     "First": ["start", "choose", "command-line"],
     "Methods": ["comparison", "methods", "evidence", "peers"],
-    "How it works": ["how-it-works", "garbled-prompts", "kernels", "speed"],
+    "How it works": ["how-it-works", "garbled-prompts", "field-cases", "kernels", "speed"],
     "The host": ["host", "coverage"],
     "Write a method": ["write-a-method", "testing"],
     "More": ["migration", "reference", "changelogs"],
