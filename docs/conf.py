@@ -42,7 +42,7 @@ myst_heading_anchors = 4
 nitpicky = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
-autodoc_class_signature = "separated"
+autodoc_class_signature = "mixed"
 linkcheck_timeout = 20
 
 CONTENTS = {
