@@ -29,13 +29,26 @@ PANELS: dict[str, tuple[str, ...]] = {
     "attention of the latest": ("tova", "tova:heads=each", "snapkv", "morphkv", "r-kv"),
     "around others": ("ada(snapkv)", "critical(snapkv)", "chunkkv", "chunkkv(h2o)", "cam"),
     "keys and values alone": ("keydiff", "l2norm", "lagkv", "qfilters", "expected-attention"),
-    "shared out, repeated": ("pyramidkv", "squeezeattention", "kvzip"),
-    "h2o: queries and cadence": ("h2o", "h2o:queries=keys", "h2o:queries=centred-keys", "h2o:interval=32"),
+    "shared out, repeated, rounded": (
+        "pyramidkv",
+        "squeezeattention",
+        "kvzip",
+        "h2o:bits=8",
+        "h2o:bits=4",
+    ),
+    "h2o: queries and cadence": (
+        "h2o",
+        "h2o:queries=keys",
+        "h2o:queries=centred-keys",
+        "h2o:interval=32",
+        "h2o:cadence=token",
+    ),
     "tova: queries and cadence": (
         "tova",
         "tova:queries=keys",
         "tova:queries=centred-keys",
         "tova:interval=32",
+        "tova:cadence=token",
     ),
     "keyformer, morphkv": (
         "keyformer",
