@@ -7,7 +7,6 @@ and the statistics of before.
 """
 
 import copy
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -39,10 +38,33 @@ class Waiting(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What a layer was before the method looked at one token more, or a block of them."""
+    """What a layer was before the method looked at one token more."""
 
     layer: Layer | None  # without keys and values
     gone: Gone | None = None  # the rows that the next layer holds no more
+    over: bool = False  # the token's own row stands in the place of the one that went
+
+    def behind(self, after: Layer | None) -> Layer | None:
+        """The layer with keys and values, where ``after`` is the next one."""
+        if self.layer is None or after is None:
+            return None
+        rows, gone = after.rows, self.gone
+        keys, values = rows.keys, rows.values
+        if gone is not None and self.over:
+            at = mx.argmax(rows.position == after.tokens_seen - 1, axis=2, keepdims=True)[..., None]
+            keys, values = (
+                mx.put_along_axis(array, at, row, axis=2)
+                for array, row in ((keys, gone.keys), (values, gone.values))
+            )
+        elif gone is not None:
+            position = mx.concatenate([rows.position, gone.position], axis=2)
+            slots = _slots(position, after.tokens_seen)
+            at = mx.take_along_axis(slots, self.layer.rows.position, axis=2)[..., None]
+            keys, values = (
+                mx.take_along_axis(mx.concatenate([*both], axis=2), at, axis=2)
+                for both in zip(filled(rows), (gone.keys, gone.values), strict=True)
+            )
+        return self.layer._replace(rows=self.layer.rows._replace(keys=keys, values=values))
 
 
 def between(before: Layer | None, after: Layer) -> Before:
@@ -57,19 +79,7 @@ def between(before: Layer | None, after: Layer) -> Before:
         gone = going(before.rows, mx.argsort(mx.where(stays, own + before.size, own), axis=2)[..., :many])
     nothing = mx.zeros((0,))
     rows = before.rows._replace(keys=nothing, values=nothing)
-    return Before(before._replace(rows=rows, gone=None), gone)
-
-
-def whole(before: Layer, after: Layer, gone: Sequence[Gone]) -> Layer:
-    """The layer ``before`` with its keys and values, out of those of ``after`` and the rows that went."""
-    keys, values = filled(after.rows)
-    position = mx.concatenate([after.rows.position, *(rows.position for rows in gone)], axis=2)
-    slots = mx.take_along_axis(_slots(position, after.tokens_seen), before.rows.position, axis=2)
-    both = [[keys, *(rows.keys for rows in gone)], [values, *(rows.values for rows in gone)]]
-    keys, values = (
-        mx.take_along_axis(mx.concatenate(each, axis=2), slots[..., None], axis=2) for each in both
-    )
-    return before._replace(rows=before.rows._replace(keys=keys, values=values))
+    return Before(before._replace(rows=rows, gone=None), gone, over=after.gone is not None)
 
 
 def _slots(position: mx.array, tokens: int) -> mx.array:
@@ -195,22 +205,27 @@ class ReversibleCache:
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The rows held, as attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
-        first, waiting = self._read()
-        layer = self._whole_layer(first)
+        gone, waiting = self._read()
+        layer = self.policy.layer
         if layer is None:
             return waiting.keys, waiting.values
         keys, values = filled(layer.rows)
-        return mx.concatenate([keys, waiting.keys], axis=2), mx.concatenate([values, waiting.values], axis=2)
+        return (
+            mx.concatenate([keys, *(rows.keys for rows in gone), waiting.keys], axis=2),
+            mx.concatenate([values, *(rows.values for rows in gone), waiting.values], axis=2),
+        )
 
     @property
     def position(self) -> mx.array:
         """The positions of the rows held, ``[B, H, n]`` int32, in the order in which they are stored."""
-        first, waiting = self._read()
-        layer = self._known(first)
+        gone, waiting = self._read()
+        layer = self.policy.layer
         batch, heads, count, _ = waiting.keys.shape
         late = mx.arange(waiting.first, waiting.first + count, dtype=mx.int32)
         late = mx.broadcast_to(late, (batch, heads, count))
-        return late if layer is None else mx.concatenate([layer.rows.position, late], axis=2)
+        if layer is None:
+            return late
+        return mx.concatenate([layer.rows.position, *(rows.position for rows in gone), late], axis=2)
 
     @property
     def keys(self) -> mx.array | None:
@@ -252,9 +267,9 @@ class ReversibleCache:
         self.tokens_seen -= n
         self._waiting = self._waiting.cut(self._waiting.first, self.tokens_seen)
         self._last = max(self._last - n, 0)
-        back = min(self._due(self.tokens_seen), self._looked)
-        self.policy.layer = self._whole_layer(back)
-        self._before, self._looked = self._before[: back - least], back
+        while self._looked > self._due(self.tokens_seen):
+            *self._before, before = self._before
+            self.policy.layer, self._looked = before.behind(self.policy.layer), self._looked - 1
         return n
 
     @property
@@ -332,20 +347,14 @@ class ReversibleCache:
             self._waiting = self._waiting.cut(first, self.tokens_seen)
 
     def _known(self, count: int) -> Layer | None:
-        """The layer when the method had looked at ``count`` tokens; keys and values may be missing."""
+        """The layer when the method had looked at ``count`` tokens, without keys and values."""
         return self.policy.layer if count == self._looked else self._before[count - self._looked].layer
 
-    def _whole_layer(self, count: int) -> Layer | None:
-        """The same with keys and values."""
-        before, after = self._known(count), self.policy.layer
-        if before is None or after is None or count == self._looked:
-            return before
-        later = self._before[count - self._looked :]
-        return whole(before, after, [rows for _, rows in later if rows is not None])
-
-    def _read(self) -> tuple[int, Waiting]:
-        """Of what the last forward read the tokens that the method had looked at, and those after them."""
+    def _read(self) -> tuple[list[Gone], Waiting]:
+        """What the last forward read beside the rows held now: those that went since, and later tokens."""
         if self._waiting is None:
             raise ValueError("the cache is empty: nothing was stored yet")
         first = min(self._due(self.tokens_seen - self._last), self._looked)
-        return first, self._waiting.cut(first, self.tokens_seen)
+        since = self._before[len(self._before) - (self._looked - first) :]
+        gone = [before.gone for before in since if before.gone is not None]
+        return gone, self._waiting.cut(self._looked, self.tokens_seen)
