@@ -4,14 +4,16 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from vqx_kernels import host, probe
+from vqx_kernels import attention, host, probe
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VQX_CACHE", str(tmp_path))
+    attention._launches.cache_clear()
     host._function.cache_clear()
     yield host.cache_folder()
+    attention._launches.cache_clear()
     host._function.cache_clear()
 
 
@@ -23,6 +25,7 @@ def test_a_body_is_compiled_once_for_all_calls_and_processes(folder: Path) -> No
         "survivors",
     }
     made = [path.stat().st_mtime_ns for path in libraries]
+    attention._launches.cache_clear()
     host._function.cache_clear()  # as another process would find them
     again = probe.small("host")
     assert [path.stat().st_mtime_ns for path in sorted(folder.glob("*.so"))] == made

@@ -59,6 +59,7 @@ class Body(NamedTuple):
     writes: tuple[str, ...]
     text: str
     adjust: str
+    inner: tuple[str, ...] = ()  # what it writes for itself alone, and the host does not hand out
 
     @property
     def strided(self) -> bool:
@@ -144,7 +145,8 @@ def compose(
         writes += gives
         texts.append(text)
     name = "_".join((method.name, *names)) if "columns" in names else "_".join(names)
-    return Body(name, tuple(reads), tuple(writes), "".join(texts), method.adjust)
+    inner = tuple(write for write in writes if write in ("logits", "tops") and "columns" in names)
+    return Body(name, tuple(reads), tuple(writes), "".join(texts), method.adjust, inner)
 
 
 @functools.cache

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,8 @@ FLAGS = (
     "-shared",
 )
 FIRST = 'extern "C" int vqx_works() { return int(vqx_exp(0.0f)); }\n'
+KEPT = 2**17
+"""Bytes of results that are written over by the next run, and not freed."""
 _LOCK = threading.Lock()
 
 
@@ -93,32 +96,40 @@ def _found() -> tuple[str, ...]:
     return ()
 
 
-def run(
+def prepared(
     body: Body,
-    arrays: Sequence[mx.array],
+    types: tuple[mx.Dtype, ...],
     constants: Mapping[str, int],
     parts: int,
     rows: int,
     outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
-) -> list[mx.array]:
-    """Run a body now: the arrays are evaluated, which on a CPU waits for nothing else."""
+) -> Callable[[list[mx.array]], list[mx.array]]:
+    """A body as it runs at once: arrays are evaluated, which on a CPU waits for nothing else."""
     fixed = tuple((name, value) for name, value in constants.items() if name not in RUNTIME)
-    types = tuple(C_TYPES[array.dtype] for array in arrays)
-    function = _function(body, types, fixed, tuple(C_TYPES[dtype] for _, dtype in outputs))
-    mx.eval(*arrays)
-    held = [_memory(array, name in STRIDED) for name, array in zip(body.reads, arrays, strict=True)]
-    results: list[Any] = [np.empty(shape, NUMPY[dtype]) for shape, dtype in outputs]
-    pointers = (ctypes.c_void_p * (len(held) + len(results)))(
-        *(tensor.data + tensor.offset for tensor, _ in held),
-        *(result.__array_interface__["data"][0] for result in results),
-    )
-    strides = (ctypes.POINTER(ctypes.c_int64) * len(held))(*(tensor.strides for tensor, _ in held))
-    asked = (ctypes.c_int32 * len(RUNTIME))(*(int(constants.get(name, 0)) for name in RUNTIME))
-    function(pointers, strides, parts, rows, asked)
-    return [
-        mx.array(result).view(mx.bfloat16) if dtype == mx.bfloat16 else mx.array(result)
-        for result, (_, dtype) in zip(results, outputs, strict=True)
-    ]
+    function = _function(body, types, fixed, tuple(dtype for _, dtype in outputs))
+    asked = [constants.get(name, 0) for name in RUNTIME]
+    room = ctypes.c_void_p * (len(types) + len(outputs))
+    shown = [name not in body.inner for name in body.writes]
+    spare: list[_Made] = []  # memory for results that nobody uses at the moment
+
+    def call(arrays: list[mx.array]) -> list[mx.array]:
+        mx.eval(*arrays)
+        made = spare.pop() if spare else _made(outputs)
+        given = list(arrays)
+        while True:
+            held = [array.__dlpack__() for array in given]
+            tensors = room(*map(_PEEK, held, repeat(b"dltensor")), *made.tensors)
+            apart = function(tensors, parts, rows, *asked)
+            if apart < 0:
+                break
+            given[apart] = mx.contiguous(given[apart])
+            mx.eval(given[apart])
+        found = [_array(result) if out else NOTHING for result, out in zip(made.results, shown, strict=True)]
+        if made.nbytes <= KEPT and not spare:
+            spare.append(made)
+        return found
+
+    return call
 
 
 NUMPY: dict[mx.Dtype, Any] = {
@@ -126,76 +137,74 @@ NUMPY: dict[mx.Dtype, Any] = {
     mx.int32: np.int32, mx.bool_: np.bool_,
 }  # fmt: skip
 
+NOTHING = mx.zeros((0,))
 
-class _Tensor(ctypes.Structure):
-    """An array's memory as DLPack tells it, bfloat16 among its types; strides count numbers."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
-        ("dtype", ctypes.c_uint8 * 4), ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64),
-    ]  # fmt: skip
-
-
+# an array's memory as DLPack tells it, to be read while its capsule is held
 _PEEK = ctypes.pythonapi.PyCapsule_GetPointer
 _PEEK.restype, _PEEK.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-def _memory(array: mx.array, strided: bool) -> tuple[_Tensor, Any]:
-    """Where an evaluated array lies, and what keeps it there."""
-    capsule = array.__dlpack__()
-    tensor = _Tensor.from_address(_PEEK(capsule, b"dltensor"))
-    if strided or _by_rows(array.shape, tensor.strides):
-        return tensor, capsule
-    whole = mx.contiguous(array)
-    mx.eval(whole)
-    return _memory(whole, True)
+def _array(result: Any) -> mx.array:
+    return mx.array(result).view(mx.bfloat16) if result.dtype == np.uint16 else mx.array(result)
 
 
-def _by_rows(shape: tuple[int, ...], strides: Any) -> bool:
-    step = 1
-    for axis in range(len(shape) - 1, -1, -1):
-        if shape[axis] > 1 and strides[axis] != step:
-            return False
-        step *= shape[axis]
-    return True
+class _Made(NamedTuple):
+    """Memory that a body writes to, and copies are made of."""
+
+    results: list[Any]
+    held: list[Any]
+    tensors: list[int]
+    nbytes: int
+
+
+def _made(outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> _Made:
+    results = [np.empty(shape, NUMPY[dtype]) for shape, dtype in outputs]
+    held = [result.__dlpack__() for result in results]
+    tensors = [_PEEK(one, b"dltensor") for one in held]
+    return _Made(results, held, tensors, sum(result.nbytes for result in results))
 
 
 @functools.cache
 def _function(
-    body: Body, types: tuple[str, ...], constants: tuple[tuple[str, int], ...], gives: tuple[str, ...]
+    body: Body,
+    types: tuple[mx.Dtype, ...],
+    constants: tuple[tuple[str, int], ...],
+    gives: tuple[mx.Dtype, ...],
 ) -> Any:
-    library = _load(translation(body, types, constants, gives), compiler().command, body.name)
-    library.vqx_run.restype = None
-    return library.vqx_run
+    return _load(translation(body, types, constants, gives), compiler().command, body.name).vqx_run
 
 
 def translation(
-    body: Body, types: tuple[str, ...], constants: tuple[tuple[str, int], ...], gives: tuple[str, ...]
+    body: Body,
+    types: tuple[mx.Dtype, ...],
+    constants: tuple[tuple[str, int], ...],
+    gives: tuple[mx.Dtype, ...],
 ) -> str:
-    """The C++ of a body for these types and constants."""
-    asked, given, passed = [], [], []
-    for number, (name, kind) in enumerate(zip(body.reads, types, strict=True)):
-        asked.append(f"const {kind}* __restrict {name}")
-        passed.append(f"(const {kind}*)a[{number}]")
+    """The C++ of a body for these types and constants.
+
+    What it builds is called with DLPack's tensors, and answers which one of them does not lie row by row as
+    it has to, so that nothing was done, or -1.
+    """
+    asked, passed, rows = [], [], []
+    for number, (name, kind) in enumerate(zip((*body.reads, *body.writes), (*types, *gives), strict=True)):
+        asked.append(f"{'const ' * (number < len(types))}{C_TYPES[kind]}* __restrict {name}")
+        passed.append(f"({C_TYPES[kind]}*)a[{number}]->first()")
         if name in STRIDED:
             asked.append(f"const vqx_i64* {name}_strides")
-            passed.append(f"strides[{number}]")
-    for number, (name, kind) in enumerate(zip(body.writes, gives, strict=True), len(types)):
-        given.append(f"{kind}* __restrict {name}")
-        passed.append(f"({kind}*)a[{number}]")
+            passed.append(f"a[{number}]->strides")
+        else:
+            rows.append(f"  if (!a[{number}]->by_rows()) return {number};\n")
     fixed = "".join(f"constexpr int {name} = {int(value)};\n" for name, value in constants)
     runtime = ", ".join(f"const int {name}" for name in RUNTIME)
-    values = ", ".join(f"c[{number}]" for number in range(len(RUNTIME)))
     return (
         f"{_header(body)}{fixed}"
-        f"static void vqx_body({', '.join([*asked, *given])}, int vqx_part, int vqx_row, {runtime}) {{\n"
+        f"static void vqx_body({', '.join(asked)}, int vqx_part, int vqx_row, {runtime}) {{\n"
         f"{body.source('host')}}}\n"
-        'extern "C" void vqx_run(\n'
-        "    void** a, const vqx_i64** strides, int parts, int rows, const int32_t* c) {\n"
+        f'extern "C" int vqx_run(vqx_tensor** a, int parts, int rows, {runtime}) {{\n'
+        f"{''.join(rows)}"
         "  for (int row = 0; row < rows; row++)\n"
         "    for (int part = 0; part < parts; part++)\n"
-        f"      vqx_body({', '.join(passed)}, part, row, {values});\n}}\n"
+        f"      vqx_body({', '.join(passed)}, part, row, {', '.join(RUNTIME)});\n  return -1;\n}}\n"
     )
 
 

@@ -62,7 +62,7 @@ def prepared(
 ) -> Run:
     """As ``run``, for any arrays of these types."""
     if target == "host":
-        return lambda inputs: host.run(body, inputs, constants, parts, rows, outputs)
+        return host.prepared(body, types, constants, parts, rows, outputs)
     kernel = functools.partial(
         built(target, body, types),
         template=list(constants.items()),

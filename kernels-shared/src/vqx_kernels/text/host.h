@@ -21,6 +21,23 @@ struct vqx_bfloat {
   }
   operator float() const { uint32_t u = uint32_t(bits) << 16; float f; memcpy(&f, &u, 4); return f; }
 };
+struct vqx_tensor {  // DLPack's: strides count numbers
+  char* data;
+  int32_t device[2];
+  int32_t ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t offset;
+  void* first() const { return data + offset; }
+  bool by_rows() const {
+    int64_t step = 1;
+    for (int axis = ndim - 1; strides && axis >= 0; step *= shape[axis--])
+      if (shape[axis] > 1 && strides[axis] != step) return false;
+    return true;
+  }
+};
 // Eight numbers at a time, spelt out: compilers make of the plain loop what is four times slower.
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -22,6 +22,8 @@ VQX_FN void vqx_dots(float* dots, const T* keys, int count, vqx_i64 across, vqx_
   for (int k = 0; k < KB; k++) key[k] = keys + vqx_min(k, count - 1) * across;
   for (int k = 0; k < KB * QB; k++) sum[k] = vqx_none();
   for (; along == 1 && d + 8 <= width; d += 8) {
+    if (d * sizeof(T) % 64 == 0)  // the same of the next keys, which a processor does not foresee across pages
+      for (int k = 0; k < KB; k++) __builtin_prefetch(key[k] + KB * across + d);
     for (int q = 0; q < QB; q++) {
       vqx_eight x = vqx_load(asked + q * width + d);
       for (int k = 0; k < KB; k++) sum[k * QB + q] = vqx_add(vqx_load(key[k] + d), x, sum[k * QB + q]);
