@@ -2,91 +2,19 @@
 
 So the rows that a forward of a few tokens reads are known before it begins. Speculative decoding asks several
 tokens at once, and each must see the rows that it would have seen alone: a mask hides those that its
-predecessors evict. Of each token that the method looked at last, what it changed is held: the rows that went,
-and the statistics of before.
+predecessors evict. What a token changed that may be taken back is held (``vqx.state.journal``).
 """
 
 import copy
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
 from vqx.state.cache import EvictingCache
+from vqx.state.journal import Before, Waiting, between
 from vqx.state.layer import Layer, Plan
-from vqx.state.rows import Gone, filled, going
+from vqx.state.rows import Gone, filled
 from vqx.state.turn import Turn
-
-
-class Waiting(NamedTuple):
-    """The latest tokens, which the method may still have to look at."""
-
-    first: int  # the position of the first
-    keys: mx.array  # [B, H, w, D]
-    values: mx.array  # [B, H, w, Dv]
-    queries: mx.array | None = None  # [B, H * G, w, D]; None where no score reads queries
-
-    def cut(self, first: int, end: int) -> "Waiting":
-        """The tokens from position ``first`` to ``end - 1``."""
-        now = slice(first - self.first, end - self.first)
-        queries = None if self.queries is None else self.queries[:, :, now]
-        return Waiting(first, self.keys[:, :, now], self.values[:, :, now], queries)
-
-    def joined(self, keys: mx.array, values: mx.array) -> "Waiting":
-        """With later tokens, whose queries are yet to come."""
-        both = [mx.concatenate([old, new], axis=2) for old, new in ((self.keys, keys), (self.values, values))]
-        return self._replace(keys=both[0], values=both[1])
-
-
-class Before(NamedTuple):
-    """What a layer was before the method looked at one token more."""
-
-    layer: Layer | None  # without keys and values
-    gone: Gone | None = None  # the rows that the next layer holds no more
-    over: bool = False  # the token's own row stands in the place of the one that went
-
-    def behind(self, after: Layer | None) -> Layer | None:
-        """The layer with keys and values, where ``after`` is the next one."""
-        if self.layer is None or after is None:
-            return None
-        rows, gone = after.rows, self.gone
-        keys, values = rows.keys, rows.values
-        if gone is not None and self.over:
-            at = mx.argmax(rows.position == after.tokens_seen - 1, axis=2, keepdims=True)[..., None]
-            keys, values = (
-                mx.put_along_axis(array, at, row, axis=2)
-                for array, row in ((keys, gone.keys), (values, gone.values))
-            )
-        elif gone is not None:
-            position = mx.concatenate([rows.position, gone.position], axis=2)
-            slots = _slots(position, after.tokens_seen)
-            at = mx.take_along_axis(slots, self.layer.rows.position, axis=2)[..., None]
-            keys, values = (
-                mx.take_along_axis(mx.concatenate([*both], axis=2), at, axis=2)
-                for both in zip(filled(rows), (gone.keys, gone.values), strict=True)
-            )
-        return self.layer._replace(rows=self.layer.rows._replace(keys=keys, values=values))
-
-
-def between(before: Layer | None, after: Layer) -> Before:
-    """What there is to hold of the layer ``before``."""
-    if before is None:
-        return Before(None)
-    gone, many = after.gone, before.size + after.last - after.size
-    if gone is None and many:
-        seen = _slots(after.rows.position, after.tokens_seen) >= 0
-        stays = mx.take_along_axis(seen, before.rows.position, axis=2)
-        own = mx.arange(before.size, dtype=mx.int32)
-        gone = going(before.rows, mx.argsort(mx.where(stays, own + before.size, own), axis=2)[..., :many])
-    nothing = mx.zeros((0,))
-    rows = before.rows._replace(keys=nothing, values=nothing)
-    return Before(before._replace(rows=rows, gone=None), gone, over=after.gone is not None)
-
-
-def _slots(position: mx.array, tokens: int) -> mx.array:
-    """Where the row of each position stands, ``[B, H, tokens]`` int32; -1 where there is none."""
-    batch, heads, n = position.shape
-    own = mx.broadcast_to(mx.arange(n, dtype=mx.int32), position.shape)
-    return mx.put_along_axis(mx.full((batch, heads, tokens), -1, mx.int32), position, own, axis=2)
 
 
 class ReversibleCache:
