@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 
 from vqx_kernels.bodies import ATTENTION, GAINED, PIECE, Body, Method, compose
-from vqx_kernels.kernel import Outputs, Run, laid_out, prepared
+from vqx_kernels.kernel import Run, laid_out, prepared
 
 WHOLE = 1024
 """Rows up to which a GPU does all in one launch, a block a head; above, logits come from many blocks."""
@@ -197,10 +197,10 @@ def _launches(
     found = []
     for names, span, parts in _parts(target, n, group * length, count, then, given, constants["PIECES"]):
         body = compose(names, method, ranks=ranks, columns=method.writes)
-        outputs: Outputs = [shapes[name] for name in body.writes]
+        outputs = tuple(shapes[name] for name in body.writes)
         each = tuple(known.get(name, floats) for name in body.reads)
-        constants = {**constants, "SPAN": span}
-        call = prepared(target, body, each, constants, rows=batch * heads, parts=parts, outputs=outputs)
+        numbers = (*constants.items(), ("SPAN", span))
+        call = prepared(target, body, each, numbers, rows=batch * heads, parts=parts, outputs=outputs)
         found.append((body, call))
     return found
 

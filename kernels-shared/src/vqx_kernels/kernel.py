@@ -39,7 +39,8 @@ def run(
     """
     inputs = laid_out(body, arrays)
     types = tuple([array.dtype for array in inputs])
-    return prepared(target, body, types, constants, rows=rows, parts=parts, outputs=outputs)(inputs)
+    numbers, shapes = tuple(constants.items()), tuple(outputs)
+    return prepared(target, body, types, numbers, rows=rows, parts=parts, outputs=shapes)(inputs)
 
 
 def laid_out(body: Body, arrays: Mapping[str, mx.array]) -> list[mx.array]:
@@ -50,28 +51,28 @@ def laid_out(body: Body, arrays: Mapping[str, mx.array]) -> list[mx.array]:
     ]
 
 
+@functools.lru_cache(maxsize=1024)
 def prepared(
     target: str,
     body: Body,
     types: tuple[mx.Dtype, ...],
-    constants: Mapping[str, int],
+    constants: tuple[tuple[str, int], ...],
     *,
     rows: int,
     parts: int,
-    outputs: Outputs,
+    outputs: tuple[tuple[tuple[int, ...], mx.Dtype], ...],
 ) -> Run:
     """As ``run``, for any arrays of these types."""
     if target == "host":
-        return host.prepared(body, types, constants, parts, rows, outputs)
-    kernel = functools.partial(
-        built(target, body, types),
-        template=list(constants.items()),
-        grid=(parts * THREADS, rows, 1),
-        threadgroup=(THREADS, 1, 1),
-        output_shapes=[shape for shape, _ in outputs],
-        output_dtypes=[dtype for _, dtype in outputs],
-    )
-    return lambda inputs: kernel(inputs=inputs)
+        return host.prepared(body, types, dict(constants), parts, rows, outputs)
+    how: dict[str, Any] = {
+        "template": list(constants),
+        "grid": (parts * THREADS, rows, 1),
+        "threadgroup": (THREADS, 1, 1),
+        "output_shapes": [shape for shape, _ in outputs],
+        "output_dtypes": [dtype for _, dtype in outputs],
+    }
+    return lambda inputs: built(target, body, types)(inputs=inputs, **how)
 
 
 @functools.cache

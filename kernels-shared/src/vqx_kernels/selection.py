@@ -31,7 +31,7 @@ def survivors(target: str, ranked: mx.array, position: mx.array, keep: int) -> m
         position: ``[B, H, n]`` int32 from 0 on, distinct along n.
         keep: from 1 to n.
     """
-    return _select(target, "survivors", ranked, position, keep, (ranked.shape, mx.bool_))
+    return _select(target, "survivors", ranked, position, keep, ((*ranked.shape,), mx.bool_))
 
 
 class Exchanged(NamedTuple):
@@ -100,8 +100,9 @@ def kept(
     if guard is not None:
         arrays["starts"] = _starts(end - 1, batch) if isinstance(end, int) else end - 1
     arrays.update({f"{name}_held": column for name, column in columns.items()})
+    rows = (batch, heads, n)
     short = ((batch, heads, n - keep if in_place else keep), mx.int32)
-    shapes = {"ranked": (ranked.shape, mx.float32), "stay": (ranked.shape, mx.bool_)}
+    shapes = {"ranked": (rows, mx.float32), "stay": (rows, mx.bool_)}
     shapes.update(vacant=short, slots=short)
     shapes["kept"] = ((batch, heads, keep), mx.int32)
     shapes.update({f"{name}_kept": ((batch, heads, keep), mx.float32) for name in columns})

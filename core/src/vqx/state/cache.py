@@ -15,7 +15,7 @@ from vqx.scorers import Method
 from vqx.state import lanes
 from vqx.state.allotment import Allotment
 from vqx.state.batch import EvictingBatch, unfit
-from vqx.state.exchange import exchanged
+from vqx.state.exchange import decided, exchanged
 from vqx.state.layer import (
     Layer,
     Plan,
@@ -174,7 +174,11 @@ class EvictingCache:
 
         Else they would wait for the next forward, and a thread may not finish what another began.
         """
-        if not self._loose or self._layer is None:
+        if self._layer is None:
+            return []
+        if self._layer.ahead is not None:
+            return self._layer.ahead.carried
+        if not self._loose:
             return []
         self._loose = False
         return [*self._layer.carried, *([] if self._nan is None else [self._nan])]
@@ -185,6 +189,12 @@ class EvictingCache:
             self.updated(self)
         if self.turn is not None:
             self.turn.done()
+        layer = self._layer
+        if not self._unshown and layer is not None and layer.ahead is None and self.plan.options.interval > 1:
+            ahead = decided(self.plan, layer)
+            if ahead is not None:
+                self._layer = layer._replace(ahead=ahead)
+                keys = mx.depends([keys], ahead.carried)[0]
         # let go once the queries were shown: a view would keep the buffer from being written in place
         self._read = keys if self._unshown else None
         return keys, values
@@ -214,7 +224,10 @@ class EvictingCache:
         if keys is read and mask is None and self.plan.defers:
             before = layer.waiting
             if before is None or before.sinks is sinks:
-                self._layer, self.unseen = wait(self.plan, layer, queries, scale, sinks), ""
+                layer, self.unseen = wait(self.plan, layer, queries, scale, sinks), ""
+                if self.plan.due(layer):
+                    layer = layer._replace(ahead=decided(self.plan, layer))
+                self._layer = layer
                 return
         why, logits = unusable(self.plan, layer, keys, mask)
         if logits and layer.rows.keys.shape[1] == 1 and self.plan.method.merge is not None:
@@ -276,7 +289,7 @@ class EvictingCache:
     @keys.setter
     def keys(self, keys: mx.array) -> None:
         layer = self._held()
-        self._layer = layer._replace(rows=layer.rows._replace(keys=keys))
+        self._layer = layer._replace(rows=layer.rows._replace(keys=keys), ahead=None)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of N new tokens: None, ``"causal"``, or booleans ``[N, rows + N]``.

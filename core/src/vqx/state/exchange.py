@@ -4,10 +4,13 @@ What a GPU reads in a token takes it less time than the host needs to ask for it
 it asks. All else, and every device without kernels, goes by ``vqx.state.layer``, which this equals.
 """
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from vqx import kernels
 from vqx.state.layer import (
+    Ahead,
     Layer,
     Plan,
     admit_bare,
@@ -26,6 +29,20 @@ from vqx.state.rows import Rows, apart
 
 def exchanged(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer | None:
     """As ``vqx.state.layer.admit`` for one token, ``[B, H, 1, D]``; None where no kernel serves the layer."""
+    ahead = layer.ahead or decided(plan, layer)
+    if ahead is None:
+        return None
+    if isinstance(ahead.what, kernels.Chosen):
+        return _over_one(plan, ahead.layer, ahead.what, keys, values)
+    left = _moved(ahead.layer, ahead.what, ahead.late)
+    return admit_bare(plan, left, keys, values)
+
+
+def decided(plan: Plan, layer: Layer) -> Ahead | None:
+    """What goes for the next token, if anything does and a kernel can say; asked once a token's query waits.
+
+    That is in the forward before: in one that reads a buffer besides, MLX's CUDA cannot write it in place.
+    """
     method, options = plan.method, plan.options
     plain = layer.heads == 1 and layer.last == 1 and layer.each is None
     if not plain or not plan.due(layer) or not plan.defers or (layer.seen is not None and layer.seen.logits):
@@ -34,14 +51,13 @@ def exchanged(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Lay
     if not apart or method.scorer.note is not None or kernels.target() == "reference":
         return None
     if options.interval > 1:
-        left = cut(plan, layer) if in_place(plan, layer, 1) else None
-        return None if left is None else admit_bare(plan, left, keys, values)
-    return one_for_one(plan, layer, keys, values) if layer.size == method.budget + 1 else None
+        return _many(plan, layer) if in_place(plan, layer, 1) else None
+    return _one(plan, layer) if layer.size == method.budget + 1 else None
 
 
-def one_for_one(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer | None:
-    """One row goes, and the token is written in its place."""
-    method, rows, found = plan.method, layer.rows, None
+def _one(plan: Plan, layer: Layer) -> Ahead | None:
+    """The one row that goes."""
+    method, rows = plan.method, layer.rows
     queries = waiting_queries(layer) if method.scorer.kernel is not None and not rows.bare else None
     if queries is not None and layer.waiting is not None:
         waiting = layer.waiting
@@ -53,29 +69,32 @@ def one_for_one(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> L
             latest(plan, looked) if method.scorer.window else block,
             whole=layer.written is rows.position,
         )
-    if found is not None:
-        layer = looked
-        rows = rows._replace(columns={**rows.columns, **found.columns})
-    else:
-        layer = caught_up(plan, layer)
-        rows, held = layer.rows, held_of(plan, layer)
-        keys = mx.depends([keys], layer.carried)[0]  # no graph grows over tokens
-        score = mx.broadcast_to(mx.array(method.scorer.score(held)), held.position.shape)
-        found = kernels.exchange(method, score, held.position, layer.end)
-        if found is None:
-            return None
-    start, at = layer.tokens_seen, found.slot[..., None]
-    position, columns = found.position, rows.columns
-    if position is None or len(found.columns) < len(columns):
+        if found is not None:
+            columns = {**rows.columns, **found.columns}
+            return Ahead(looked._replace(rows=rows._replace(columns=columns)), found)
+    layer = caught_up(plan, layer)
+    held = held_of(plan, layer)
+    score = mx.broadcast_to(mx.array(method.scorer.score(held)), held.position.shape)
+    found = kernels.exchange(method, score, held.position, layer.end)
+    return None if found is None else Ahead(layer, found)
+
+
+def _over_one(plan: Plan, layer: Layer, chosen: kernels.Chosen, keys: mx.array, values: mx.array) -> Layer:
+    """The token written over the row that was chosen."""
+    rows, start, at = layer.rows, layer.tokens_seen, chosen.slot[..., None]
+    position, columns = chosen.position, rows.columns
+    if position is None or len(chosen.columns) < len(columns):
         new = begun(plan, keys, values, start, start)
-        known = {} if position is None else found.columns
+        known = {} if position is None else chosen.columns
         fresh = {name: column for name, column in new.columns.items() if name not in known}
         columns = {
             **columns,
-            **{k: mx.put_along_axis(columns[k], found.slot, c, axis=2) for k, c in fresh.items()},
+            **{k: mx.put_along_axis(columns[k], chosen.slot, c, axis=2) for k, c in fresh.items()},
         }
         if position is None:
-            position = mx.put_along_axis(rows.position, found.slot, new.position, axis=2)
+            position = mx.put_along_axis(rows.position, chosen.slot, new.position, axis=2)
+        # no logits need them, and no graph grows over tokens
+        keys = mx.depends([keys], [position, *columns.values()])[0]
     return layer._replace(
         rows=Rows(
             mx.put_along_axis(rows.keys, at, keys, axis=2),
@@ -86,12 +105,12 @@ def one_for_one(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> L
         tokens_seen=start + 1,
         generated=layer.generated + 1,
         evicted=True,
-        written=found.position,
+        written=chosen.position,
     )
 
 
-def cut(plan: Plan, layer: Layer) -> Layer | None:
-    """Many rows go: those that stay behind the others are written over them."""
+def _many(plan: Plan, layer: Layer) -> Ahead | None:
+    """The rows that stay of many."""
     method, keep = plan.method, plan.method.budget
     scores = None
     layer = dressed(plan, layer)
@@ -100,9 +119,8 @@ def cut(plan: Plan, layer: Layer) -> Layer | None:
         waiting = layer.waiting
         block = block_of(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks)
         looked = remember(plan, layer._replace(waiting=None), block, False)
-        scores = kernels.ranked(
-            method, layer.rows.columns, latest(plan, looked) if method.scorer.window else block
-        )
+        asked = latest(plan, looked) if method.scorer.window else block
+        scores = kernels.ranked(method, layer.rows.columns, asked)
     if scores is not None:
         columns, score = scores
         layer, guarding = looked, None
@@ -114,10 +132,12 @@ def cut(plan: Plan, layer: Layer) -> Layer | None:
     stay = kernels.kept(guarding, score, rows.position, columns, keep, end=layer.end, in_place=True)
     if stay is None:
         return None
+    return Ahead(layer, stay, [apart(buffer, keep, rows.length) for buffer in (rows.keys, rows.values)])
 
-    def moved(buffer: mx.array) -> mx.array:
-        last = apart(buffer, keep, rows.length)
-        return mx.put_along_axis(buffer, stay.slots[..., None], last, axis=2)
 
-    left = Rows(moved(rows.keys), moved(rows.values), stay.position, stay.columns)
-    return layer._replace(rows=left, evicted=True)
+def _moved(layer: Layer, stay: kernels.Kept, late: Sequence[mx.array]) -> Layer:
+    """The rows that stay of ``late`` written over those that go."""
+    at = stay.slots[..., None]
+    held = zip((layer.rows.keys, layer.rows.values), late, strict=True)
+    keys, values = (mx.put_along_axis(buffer, at, last, axis=2) for buffer, last in held)
+    return layer._replace(rows=Rows(keys, values, stay.position, stay.columns), evicted=True)

@@ -3,7 +3,7 @@
 Every length is a Python int that depends on counts alone, so no step waits for the device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -88,6 +88,22 @@ class Waiting(NamedTuple):
     sinks: mx.array | None  # [H * G]
 
 
+class Ahead(NamedTuple):
+    """What is decided for the next token before it comes."""
+
+    layer: "Layer"  # as it is once the scorer saw what waits
+    what: kernels.Chosen | kernels.Kept
+    late: Sequence[mx.array] = ()
+    """Where several rows go, those behind the first that may stay: keys and values, ``[B, H, m, D]``."""
+
+    @property
+    def carried(self) -> list[mx.array]:
+        """The arrays that no logits need yet."""
+        first: mx.array = self.what[0]
+        fused = len(self.what.columns) == len(self.layer.rows.columns)  # all of one kernel
+        return [first, *self.late] if fused else [first, *self.late, *self.layer.carried]
+
+
 class Layer(NamedTuple):
     """Rows and what goes with them; replaced as a whole, so a failed forward leaves the old one."""
 
@@ -102,6 +118,7 @@ class Layer(NamedTuple):
     heads: int = 1  # heads whose rows stand in one lane (vqx.state.lanes)
     padding: int = 0  # rows of the lane that are nobody's, on average over the processes that share the heads
     waiting: Waiting | None = None
+    ahead: Ahead | None = None
     written: mx.array | None = None  # the positions as a kernel wrote them last, and all columns with them
     gone: Gone | None = None  # with `undo`: the row that the latest one was written over
     each: Each | None = None  # the sequences of a batch, where they differ; the counts above are the greatest
@@ -213,7 +230,7 @@ def caught_up(plan: Plan, layer: Layer) -> Layer:
     if queries is None or waiting is None:
         return layer
     later = layer.tokens_seen - waiting.end
-    layer = layer._replace(waiting=None)
+    layer = layer._replace(waiting=None, ahead=None)
     return watch(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks, later=later)
 
 
