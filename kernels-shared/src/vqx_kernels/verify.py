@@ -114,6 +114,32 @@ def chosen(target: str, name: str) -> dict[str, mx.array]:
     return {"slot": slot, "stay": selection.survivors(target, ranked, place, 500)}
 
 
+def exchanged(target: str) -> dict[str, mx.array]:
+    """One row for one that comes, and 60 of 700 rows dropped, in place and packed."""
+    _, place = special()["infinities"]
+    made = np.random.Generator(np.random.Philox(5))
+    scores = mx.array(made.integers(0, 90, place.shape).astype(np.float32))
+    column, guard = mx.array(made.random(place.shape, np.float32)), Guard(4, 8, ((40, 60),))
+    one = selection.exchanged(target, scores, place, 700, guard)
+    found = {"slot": one.slot, "next": one.next}
+    for in_place in (True, False):
+        given = (target, scores, place, {"mass": column}, 640)
+        many = selection.kept(*given, in_place=in_place, guard=guard, end=700)
+        where = "in place" if in_place else "packed"
+        found |= {f"{where} slots": many.slots, f"{where} position": many.position}
+        found[f"{where} mass"] = many.columns["mass"]
+    return found
+
+
+def prompt(target: str) -> dict[str, mx.array]:
+    """What a prompt's queries give to each row, from logits: two pieces, which add up in any order."""
+    asked, _ = inputs(99, Case("", "float32", 2, 2, 3, 100, 300, 8))
+    logits = mx.array(np.random.Generator(np.random.Philox(6)).normal(size=(2, 2, 3, 100, 300), scale=3.0))
+    rules = {"mass": Rule("later", decay=0.99), "greatest": Rule("itself", group="max", queries="max")}
+    logits = logits.astype(mx.float32)
+    return {name: attention.mass(target, logits, asked, rule) for name, rule in rules.items()}
+
+
 def of_keys(target: str) -> dict[str, mx.array]:
     """What keys say without queries."""
     rows, place, mean, covariance = known()
@@ -140,6 +166,8 @@ WORK: dict[str, Callable[[str], dict[str, mx.array]]] = {
     "small": probe.small,
     **{case.name: partial(attended, number=number) for number, case in enumerate(CASES)},
     **{name: partial(chosen, name=name) for name in special()},
+    "exchange": exchanged,
+    "prompt": prompt,
     "keys alone": of_keys,
     **{
         f"turned {dtype}": partial(turned, dtype=TYPES[dtype], width=width)
