@@ -217,6 +217,7 @@ def _by_tau(axes: Any, rows: list[Row]) -> None:
         survival = [r["survival"] for r in some]
         axes.errorbar(
             PLACES, survival, _bars(some), color=colours[length], marker=marker, ls=line,
+            markerfacecolor=colours[length] if length == LENGTHS[0] else "white",
             label=f"{budget} of {length} rows kept",
         )  # fmt: skip
     null = [r["survival"] for r in _of(rows, "independent", *CELL)]
@@ -229,7 +230,7 @@ def _by_tau(axes: Any, rows: list[Row]) -> None:
 
 
 def _price(axes: Any, rows: list[Row]) -> None:
-    places = {"late riser": (3, 0.372, BLUE, "o"), "stable": (3.15, 0.245, GREEN, "s")}
+    places = {"late riser": (3, 0.372, BLUE, "o"), "stable": (3.0, 0.15, GREEN, "s")}
     for stream, (x, y, colour, marker) in places.items():
         some = _of(rows, stream, *CELL)
         mean, error = zip(*(r["future_mass"] for r in some), strict=True)
