@@ -61,6 +61,8 @@ def describe() -> list[str]:
     chosen, forced = choose(), os.environ.get("VQX_DEVICE")
     asked = f" (VQX_DEVICE={forced})" if forced else ""
     found = [f"{name}: {why}" if here else f"{name}: not here, {why}" for name, here, why in targets()]
+    if chosen.name == "reference":
+        return [f"none on this device{asked}; MLX operations do their work", *found]
     return [f"run on {chosen.name}{asked}, {chosen.why}", *found]
 
 

@@ -7,12 +7,15 @@ import click
 
 from vqx.cli.group import Commands
 
+EPILOG = """\b
+Examples:
+  vqx methods --available
+  vqx compare "Why is the sky blue?" --method h2o --method tova --budget 64
+  eval "$(_VQX_COMPLETE=bash_source vqx)"  # shell completion, of zsh and fish too
+"""
 
-@click.group(
-    cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog='Shell completion, for example: eval "$(_VQX_COMPLETE=bash_source vqx)"',
-)
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(package_name="vqx")
 @click.option(
     "--blas",

@@ -131,4 +131,7 @@ def _owner(entry: EntryPoint) -> str:
 
 
 def _summary(entry: EntryPoint) -> str:
-    return str(entry.dist.metadata["Summary"]) if entry.dist else ""
+    """What the package says of itself, less its name."""
+    said = str(entry.dist.metadata["Summary"]) if entry.dist else ""
+    what = said.partition(" for vqx: ")[2] or said
+    return f"{what[0].upper()}{what[1:].rstrip('.')}." if what else ""

@@ -46,10 +46,10 @@ def command(
     raw: bool,
     as_json: bool,
 ) -> None:
-    """Answer PROMPT (- for standard input) with the full cache and with each method, side by side.
+    """Answer PROMPT with the full cache and with each method, side by side.
 
-    Everybody writes greedily, so that texts differ by what was evicted alone. From the first token on that
-    is not the full cache's, text stands in another colour.
+    PROMPT may be -, standard input. Everybody writes greedily, so that texts differ by what was evicted
+    alone. From the first token on that is not the full cache's, text stands in another colour.
     """
     from vqx.host.comparing import compared, tokens_of
     from vqx.host.models import load_model
