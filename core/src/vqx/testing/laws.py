@@ -49,9 +49,10 @@ Setting = Mapping[str, Any]
 class MethodLaws:
     """Inherit, name the method, list the settings to try; pytest collects the laws under your class.
 
-    Every law runs at every setting, in token cadence (unless the method merges values, sums up queries or lets
-    heads share a budget) and in block cadence with intervals 1 and 4: at the first setting with keys, centred keys and true queries
-    (unless it reads none), at the others with true queries alone.
+    Every law runs at every setting, in token cadence (unless the method merges values, sums up queries or
+    lets heads share a budget) and in block cadence with intervals 1 and 4: at the first setting with keys,
+    centred keys and true queries (unless it reads none, or heads share a budget), at the others with true
+    queries alone.
     """
 
     method: ClassVar[str]
