@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from subjects import caches_of, method
 from vqx import cli
-from vqx.host import forecast
+from vqx.host import forecast, memory
 from vqx.host.shapes import SHAPES, config_of, shaped
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 256, "head_dim": 64, "num_key_value_heads": 4}
@@ -123,6 +123,27 @@ def test_the_peak_is_foretold(method: str, sequences: int, make_llama: Any, coun
         peaks.append(mx.get_peak_memory() - beside)
     for said, found in ((told.prompt, max(peaks[:2])), (told.decode, max(peaks[2:]))):
         assert 0.95 < said / found < 1.2  # on a busy machine MLX runs less far ahead, and holds less
+
+
+def test_a_step_at_which_buffers_grow_is_foretold_wherever_it_comes(make_llama: Any) -> None:
+    model = make_llama(**SMALL)
+    shape: dict[str, Any] = {"chunk": 128, "tokens": 12, "sequences": 16}
+    at_once, later = (vqx.plan(model, "full", prompt=prompt, **shape).decode for prompt in (257, 256))
+    assert later == at_once
+
+
+def test_a_gpu_is_at_most_so_many_operations_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chain(x: mx.array, y: mx.array) -> list[mx.array]:
+        for _ in range(1000):
+            x = x @ y + 1  # a new buffer, which the sum takes over
+        return [x]
+
+    x = mx.zeros((64, 64))
+    graph = memory.traced(chain, [x, x])
+    pairs = memory.TASKS * 50
+    for behind, least, most in ((1.0, pairs, pairs + 100), (0.25, 250, 400)):
+        monkeypatch.setattr(memory, "pace", lambda part=behind: memory.Pace(100, 1e9, 1, 1, 0, part))
+        assert least <= memory.peak(graph, held=2) / x.nbytes <= most
 
 
 def test_a_plan_evaluates_nothing_and_leaves_the_model_as_it_was(make_llama: Any, counted: None) -> None:

@@ -159,7 +159,8 @@ def _forecast(
 
     def read(length: int) -> int:
         """One forward, and its peak, which is the same where the arrays held are."""
-        shapes = (length, *((*array.shape, array.dtype) for array in _held(caches)))
+        grows = [_grows(cache, length) for cache in caches]
+        shapes = (length, *grows, *((*array.shape, array.dtype) for array in _held(caches)))
         if shapes in known:
             forward(length).pretend()
         else:
@@ -176,6 +177,12 @@ def _forecast(
         forward(tokens - 2 * few).pretend()
     answering = max([answering, *(read(1) for _ in range(min(few, tokens - few)))])
     return Forecast(budget, taken, sum(array.nbytes for array in _held(caches)), reading, answering)
+
+
+def _grows(cache: Any, length: int) -> bool:
+    """Whether a cache has no room for so many rows more."""
+    keys = getattr(cache, "keys", None)
+    return keys is None or cache.size() + length > keys.shape[2]
 
 
 class _Forward:

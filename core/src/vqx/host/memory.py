@@ -38,20 +38,29 @@ FRESH |= {"GatherMM", "GatherQMM", "Matmul", "Pad", "QuantizedMatmul", "Reduce",
 """Operations that write into none of their inputs. All others may, as elementwise ones do."""
 
 
+KERNELS = {"Pad": 2, "Scan": 2, "Scatter": 2, "ScatterAxis": 2, "SliceUpdate": 2, "DynamicSliceUpdate": 2}
+KERNELS |= {"ArgPartition": 4, "ArgSort": 4, "Partition": 4, "Sort": 4}
+"""What an operation counts that takes a GPU several kernels."""
+
+
 class Pace(NamedTuple):
     """When the evaluator closes a task: what its operations read is held until the task has run."""
 
     operations: int
     numbers: float  # read, in 2**20
     copying: int  # what an operation counts
+    writing: int  # what one counts that takes an input's buffer over
     viewing: int  # what one counts that only looks at its input in another way
+    behind: float  # part of the tasks closed that the device has yet to run, as far as the evaluator lets it
 
 
 def pace() -> Pace:
     """That of the device in use."""
     if mx.default_device() == mx.Device(mx.cpu):
-        return Pace(10, math.inf, 2, 1)
-    return Pace(50, 50, 1, 0) if mx.metal.is_available() else Pace(100, 1000, 1, 0)
+        return Pace(10, math.inf, 2, 1, 1, 1.0)
+    if mx.metal.is_available():
+        return Pace(50, 50, 1, 1, 0, 1.0)
+    return Pace(100, 1000, 1, 1, 0, 0.25)  # the last as measured, an H200 with Llama shapes
 
 
 def under_way() -> int:
@@ -190,7 +199,7 @@ class _Walk:
             self.reads.update({*operation.inputs})
         self.buffers: dict[Array, tuple[_Buffer, bool]] = {}
         self.tasks: deque[list[_Buffer]] = deque([[]])
-        self.counted, self.numbers = 0, 0
+        self.counted = self.numbers = self.closed = 0
         self.now = self.most = 0
         for array in [*graph.constants, *graph.given]:
             self._hold(array, self._allocate(array.nbytes), True)
@@ -236,14 +245,26 @@ class _Walk:
         for buffer in buffers:
             buffer.users += 1
         self.tasks[-1] += buffers
-        self.counted += self.pace.copying if new else self.pace.viewing
-        self.numbers += sum(array.nbytes // array.itemsize for array in operation.inputs) if new else 0
+        self._count(operation, new)
         if self.counted >= self.pace.operations or self.numbers > self.pace.numbers * 2**20:
             self.tasks.append([])
             self.counted = self.numbers = 0
-        while len(self.tasks) > TASKS + 1:
+            self.closed += 1
+        while len(self.tasks) > min(TASKS, self.closed * self.pace.behind + 1) + 1:
             for buffer in self.tasks.popleft():
                 self._release(buffer)
+
+    def _count(self, operation: Operation, new: bool) -> None:
+        """Count what an operation takes of its task."""
+        kind, pace = operation.kind, self.pace
+        read = {id(self.buffers[array][0]): array for array in operation.inputs}
+        inside = kind in STEPS or 1 == len(read) < len(operation.inputs)  # of one kernel with the next
+        if inside or (not new and kind in VIEWS):
+            self.counted += pace.viewing
+            return
+        several = 1 if math.isinf(pace.numbers) else KERNELS.get(kind, 1)
+        self.counted += several * (pace.copying if new else pace.writing)
+        self.numbers += sum(array.nbytes // array.itemsize for array in read.values())
 
     def _allocate(self, size: int) -> _Buffer:
         self.now += size
