@@ -12,7 +12,6 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 from vqx import EvictingCache, LayerInfo, Method, Options, accumulated
 from vqx.build import chain_of, methods_for
-from vqx.state.layer import settle
 from vqx.testing import Shape, cache_of, feed, remaining, stream
 from vqx_ada import AdaConfig
 from vqx_ada.method import wrap
@@ -23,10 +22,9 @@ BLOCKS = [[64], [7, 20, 1, 13, *[1] * 23]]
 
 def by_head(cache: EvictingCache, row: int = 0) -> list[set[int]]:
     """The positions that remain for the next forward, head by head."""
-    assert cache.layer is not None
-    layer = settle(cache.plan, cache.layer, room=2)[0]
-    position, head = np.array(layer.rows.position[row, 0]), np.array(layer.rows.columns["head"][row, 0])
-    return [{*position[head == each].tolist()} for each in range(layer.heads)]
+    kept = remaining(cache)
+    position, head = kept.position[row, 0], kept.columns["head"][row, 0]
+    return [{*position[head == each].tolist()} for each in range(head.max() + 1)]
 
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=len)
