@@ -141,3 +141,13 @@ def test_the_kernels_that_serve_are_named(monkeypatch: pytest.MonkeyPatch) -> No
         assert named(served) == "MLX operations"
         kernels.lowest(mx.array(0), mx.array(0))
     assert named(served) == "cuda: lowest"
+
+
+def test_a_methods_cadences_differ_by_their_stroke_alone() -> None:
+    from vqx_bench.plots import looks_of
+
+    look = looks_of(["KVCache", "h2o:interval=1", "h2o:interval=32", "tova:interval=1,heads=each"])
+    one, other = look["h2o:interval=1"], look["h2o:interval=32"]
+    assert one[:2] == other[:2]
+    assert one.linestyle != other.linestyle
+    assert len({each[:2] for each in look.values()}) == 3

@@ -106,8 +106,9 @@ class EvictingCache:
     @property
     def layer(self) -> Layer | None:
         """Rows and what goes with them, with nothing left for later; None while nothing was read."""
-        if self._layer is not None and (self._layer.rows.bare or self._layer.waiting is not None):
-            self.layer = caught_up(self.plan, self._layer)
+        layer = self._layer
+        if layer is not None and (layer.rows.bare or layer.waiting is not None or layer.ahead is not None):
+            self.layer = caught_up(self.plan, layer)
         return self._layer
 
     @layer.setter

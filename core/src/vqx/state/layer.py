@@ -225,12 +225,12 @@ def admit_bare(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> La
 
 def caught_up(plan: Plan, layer: Layer) -> Layer:
     """The layer with nothing left for later: bare rows get their columns, the scorer sees what waits."""
-    layer, waiting = dressed(plan, layer), layer.waiting
+    layer, waiting = dressed(plan, layer)._replace(ahead=None), layer.waiting
     queries = waiting_queries(layer)
     if queries is None or waiting is None:
         return layer
     later = layer.tokens_seen - waiting.end
-    layer = layer._replace(waiting=None, ahead=None)
+    layer = layer._replace(waiting=None)
     return watch(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks, later=later)
 
 
