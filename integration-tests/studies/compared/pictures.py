@@ -71,13 +71,14 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
 }
 ALWAYS = {FULL: (GREY, "--", ""), STREAMING: ("#000000", "-", "."), ROTATING: (GREY, ":", "x")}
+DRAWN = ("continuation", "passkey", "needle-prose")
 COLUMNS = 4
 ABOVE, BELOW, BETWEEN, BESIDE = 0.85, 1.75, 1.6, 0.75  # inches around panels, for titles and legends
 
 
 def draw(found: Sequence[Table], folder: Path) -> None:
-    """``comparison-loss.png``, and ``comparison-<task>-<protocol>.png`` for pass keys."""
-    for table in (table for table in found if table.task.name in ("continuation", "passkey")):
+    """``comparison-loss.png``, and ``comparison-<task>-<protocol>.png`` for pass keys and prose."""
+    for table in (table for table in found if table.task.name in DRAWN):
         task = table.task
         wanted = "loss" if task.name == "continuation" else task.figures[0].name
         figure = next(one for one in task.figures if one.name == wanted)
