@@ -1,7 +1,7 @@
 """What keys say without queries, on the CPU: MLX operations against the C loops, alternating.
 
-8 heads; expected attention's logits for groups of 4 query heads, and R-KV's redundancy. Prints milliseconds
-(median, least and most), and how often the loops are faster.
+8 heads; expected attention's logits for groups of 4 query heads, R-KV's redundancy, and a turn of every key
+to its compact position. Prints milliseconds (median, least and most), and how often the loops are faster.
 """
 
 import os
@@ -11,7 +11,9 @@ import time
 from importlib.metadata import version
 
 import mlx.core as mx
+import mlx.nn as nn
 from vqx.expectation import expected_logits
+from vqx.state.positions import rotary_of
 from vqx_r_kv.method import redundancy
 
 ROUNDS = 9
@@ -27,10 +29,12 @@ def main() -> None:
         keys = mx.random.normal((1, 8, n, width)) + 0.9  # cosines about 0.45, so that rows repeat each other
         mean, covariance = mx.random.normal((1, 8, 4, width)), mx.random.normal((1, 8, 4, width, width))
         position = mx.contiguous(mx.broadcast_to(mx.arange(n, dtype=mx.int32), (1, 8, n)))
-        mx.eval(keys, mean, covariance, position)
+        steps, rotary = position // 2, rotary_of(nn.RoPE(width), width)
+        mx.eval(keys, mean, covariance, position, steps)
         for name, work, given in (
             ("expected attention", expected_logits, (keys, mean, covariance)),
             ("redundancy", redundancy, (keys, position, 0.5)),
+            ("turn", rotary.placed, (keys, steps, n)),
         ):
             spent: dict[str, list[float]] = {"reference": [], "host": []}
             for turn in range(ROUNDS + 1):  # the first compiles

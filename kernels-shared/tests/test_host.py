@@ -34,7 +34,7 @@ def test_a_body_is_compiled_once_for_all_calls_and_processes(folder: Path) -> No
 
 @pytest.mark.filterwarnings("error")
 def test_the_oldest_x86_falls_back_and_says_so(folder: Path) -> None:
-    if "x86" not in host.platform.machine().lower() and "amd64" not in host.platform.machine().lower():
+    if not host.X86:
         flags = (*host.FLAGS, "-DVQX_NO_FMA")  # every other processor that we know of has it
     else:
         flags = tuple("-march=x86-64" if flag.startswith("-march") else flag for flag in host.FLAGS)

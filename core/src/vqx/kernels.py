@@ -209,12 +209,12 @@ def highest(score: mx.array, position: mx.array, keep: int) -> mx.array | None:
 def turned(keys: mx.array, steps: mx.array, turns: Callable[[], Turns]) -> mx.array | None:
     """Keys ``[B, H, n, D]`` turned back by ``steps`` ``[B, H, n]``, none of which ``turns`` lacks.
 
-    None: no kernel here.
+    None: the host's loops, which serve it, do not run here.
     """
-    kernels, where = offered(), target()
-    if kernels is None or where == "reference" or keys.dtype not in FLOATS:
+    kernels = _of_keys(keys)
+    if kernels is None:
         return None
-    found: mx.array = kernels.turned(where, keys, steps, kernels.Turns(*turns()))
+    found: mx.array = kernels.turned("host", keys, steps, kernels.Turns(*turns()))
     return found
 
 
@@ -237,7 +237,7 @@ def spared(rows: Any, position: Any, threshold: float) -> mx.array | None:
 
 
 def _of_keys(keys: Any) -> Any | None:
-    """The kernels, where they run as loops: on a GPU these products of matrices are left to MLX's own."""
+    """The kernels, where they run as loops: on a GPU nobody timed those of keys alone."""
     right = isinstance(keys, mx.array) and keys.dtype in FLOATS
     return offered() if right and 0 < keys.shape[3] <= 512 and keys.shape[2] and target() == "host" else None
 
