@@ -36,10 +36,13 @@ C_TYPES = {
 RUNTIME = ("D", "H", "SPAN")
 """Constants that need no compilation of their own on the host."""
 
+X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
+OWN = "-march=native" if X86 else "-mcpu=native"
+"""This machine's own instructions; Apple's older clang knows only the second on its own processors."""
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
+    OWN,
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -232,7 +235,7 @@ def _load(text: str, command: tuple[str, ...], name: str) -> ctypes.CDLL:
 
 @functools.cache
 def _processor() -> str:
-    """What -march=native depends on: a cache folder may be shared by machines."""
+    """What this machine's own instructions depend on: a cache folder may be shared by machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return platform.machine() + next(
