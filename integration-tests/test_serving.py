@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from click.testing import CliRunner
 from mlx.utils import tree_flatten
 from serving import Server, served
 from vqx.cli import main
+from vqx.host.trial import check_evicts
 
 BUDGET, INTERVAL = 24, 3
 EVICTING = ["--method", f"h2o:interval={INTERVAL}", "--budget", str(BUDGET), "--prefill-step-size", "16"]
@@ -205,6 +207,15 @@ def test_a_method_that_fails_at_its_first_eviction_is_refused_before_the_server_
     ended = run("serve", "--method", "kvzip", "--model", str(folder), "--budget", "32")
     assert (ended.returncode, "before the model repeated its context" in ended.stderr) == (2, True)
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("undo", [0, 3])
+def test_a_method_that_fails_at_its_first_eviction_is_told_by_trying_it(undo: int, tiny: Any) -> None:
+    for method in ("h2o", "kvzip"):
+        vqx.attach(tiny.model, method, budget=32, undo=undo)
+        with pytest.raises(ValueError, match="repeated its context") if method == "kvzip" else nullcontext():
+            check_evicts(tiny.model)
+    vqx.detach(tiny.model)
 
 
 def test_generate_writes_what_mlx_lm_writes_with_the_same_caches(folder: Path) -> None:

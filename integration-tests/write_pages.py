@@ -35,7 +35,7 @@ COSTS = {
     "grace": "so many rows of the budget that no score chooses",
     "window": "so many queries are held; their attention is repeated at each cut; their rows are fixed",
     "interval": "up to that many rows less one above the budget; fewer cuts, so less time",
-    "undo": "that many rows more, and one, in each layer",
+    "undo": "a few rows for each of these tokens, and the statistics before it",
     "bits": "rows are rounded; each step widens those of a layer before attention reads them",
     "group_size": "smaller groups round less and hold more scales",
     "spans": "their rows are taken off what a score may choose",

@@ -18,6 +18,7 @@ from vqx.state.cache import EvictingCache
 from vqx.state.lanes import CannotShare, one_lane
 from vqx.state.layer import settle
 from vqx.state.packing import Packing, packing_of
+from vqx.state.reversible import ReversibleCache
 
 _KEEPS_ALL = Method(Scorer(score=lambda held: 0.0), budget=2**30)
 
@@ -131,7 +132,12 @@ def check_evicts(model: nn.Module) -> None:
     Raises:
         ValueError: as the method does.
     """
-    empty = _tried(model, model.make_cache)
+
+    def deciding() -> list[Any]:
+        """The caches that methods run on: those of which tokens can be taken back have them inside."""
+        return [cache.policy if isinstance(cache, ReversibleCache) else cache for cache in model.make_cache()]
+
+    empty = _tried(model, deciding)
     if empty is not None:
         _filled(*empty, more=1)
 
