@@ -2,8 +2,8 @@
 
     python integration-tests/run_commands.py [LAYERS] < COMMANDS
 
-With a number of layers only the model's first ones are used. Said is each command, how long it took, and at
-the end ``all ran``.
+With a number of layers only the model's first ones are used. They run as in a terminal, so that what takes
+long draws a bar. Said is each command, how long it took, and at the end ``all ran``.
 """
 
 import functools
@@ -20,6 +20,9 @@ from click.testing import CliRunner
 from vqx.cli import main
 from vqx.host import embedded
 
+BARRED = ("bench", "compare", "demo", "eval", "inspect", "layerwise", "plan", "qfilters")
+"""Commands that take more than a second; chat, generate and serve write as they go."""
+
 
 @functools.cache
 def shallow(layers: int) -> tuple[Any, Any]:
@@ -35,14 +38,16 @@ def run(command: str) -> None:
     """Run one; its input is the file that it is given, or what one says to a chat.
 
     Raises:
-        ValueError: it failed, printed nothing, or no JSON where that was asked for.
+        ValueError: it failed, printed nothing, no JSON where that was asked for, or took long without a bar.
     """
     words, _, file = command.partition(" < ")
     split = shlex.split(words)[1:]
     given = Path(file).read_text(encoding="utf-8") if file else "Hello\nq\n"
-    result = CliRunner().invoke(main, split, input=given, catch_exceptions=False)
+    result = CliRunner(env={"FORCE_COLOR": "1"}).invoke(main, split, input=given, catch_exceptions=False)
     if result.exit_code or not result.stdout.strip():
         raise ValueError(f"{command}: exit code {result.exit_code}, printed {result.output!r}")
+    if split[0] in BARRED and "--list" not in split and "━" not in result.stderr:
+        raise ValueError(f"{command}: no progress bar")
     if "--json" in split:
         for line in result.stdout.splitlines() if split[0] == "chat" else [result.stdout]:
             json.loads(line)

@@ -40,6 +40,12 @@ def test_every_command_helps_with_examples_and_prints_json(name: str) -> None:
     assert any("--json" in param.opts for param in command.params)
 
 
+def test_help_lists_every_command_and_begins_with_examples() -> None:
+    said = _run("--help").output
+    assert all(f"\n  {name} " in said for name in COMMANDS)
+    assert "Examples:\n    vqx methods" in said
+
+
 def test_a_wrong_use_exits_with_2_and_names_the_nearest_right_word() -> None:
     wrong = {
         ("compar",): "Did you mean 'compare'?",

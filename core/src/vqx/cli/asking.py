@@ -1,6 +1,8 @@
-"""What several commands ask for in the same words: a model, a method with its options, JSON."""
+"""What several commands ask for in the same words: a model, a method with its options, JSON, pictures."""
 
 import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import click
@@ -18,6 +20,45 @@ model_option = click.option(
     show_default=True,
     help="A folder or repository that mlx_lm.load takes; 'embedded' is SmolLM2-135M out of a wheel.",
 )
+
+
+plugin_option = click.option(
+    "--plugin",
+    multiple=True,
+    help="Import this module's methods without its being installed (for a checkout).",
+)
+
+
+def explained(help: Mapping[str, str]) -> Callable[..., Callable[[Any], Any]]:
+    """``click.option`` by the name alone, its default shown, its help looked up."""
+
+    def option(name: str, **rest: Any) -> Callable[[Any], Any]:
+        return click.option(f"--{name}", show_default=True, help=help[name], **rest)
+
+    return option
+
+
+def plots_flag(package: str) -> Callable[[Any], Any]:
+    """``--plots`` of a package whose extra ``plots`` brings matplotlib."""
+    return click.option("--plots", is_flag=True, help=f"Draw pictures into --out (needs {package}[plots]).")
+
+
+def drawing(module: str, name: str, asked: str) -> Any:
+    """What draws, from a module that wants matplotlib.
+
+    Args:
+        asked: the option that asks for it, which an error names.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        package = module.partition(".")[0].replace("_", "-")
+        raise ModuleNotFoundError(f"{asked} needs matplotlib: pip install '{package}[plots]'") from error
 
 
 class MethodType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, and 8.1 will do

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -27,6 +28,13 @@ def table(rows: Sequence[Mapping[str, str]], *, head: bool = True) -> None:
     with console.capture() as printed:
         console.print(drawn, highlight=False, markup=False)
     click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+def report(text: str) -> None:
+    """Print Markdown; lines of a narrow terminal are wrapped rather than names cut short."""
+    console = Console()
+    console.width = max(console.width, 140)
+    console.print(Markdown(text))
 
 
 def loading(model: str) -> AbstractContextManager[object]:

@@ -1,7 +1,7 @@
 """``vqx bench``: its options, its progress, and what it leaves behind."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,10 @@ from typing import Any
 import click
 import vqx
 from rich.console import Console
-from rich.markdown import Markdown
+from vqx.cli.asking import drawing, explained, json_flag, plots_flag, plugin_option
 from vqx.cli.group import in_words
+from vqx.cli.showing import progress
+from vqx.cli.showing import report as show
 from vqx.host.models import EMBEDDED
 from vqx.known import meant
 from vqx.settings import check, settings
@@ -22,7 +24,6 @@ from vqx_bench.report import report
 from vqx_bench.runs import Row, Setting, context, decode, graph, prompt, update_alone
 from vqx_bench.shapes import SHAPES, Subject, subject
 
-WIDTH = 140
 WHAT = ("decode", "graph", "update", "prompt", "context")
 HELP = {
     "model": f"'embedded', what mlx_lm.load takes, or random weights of a shape: {', '.join(SHAPES)}.",
@@ -38,14 +39,10 @@ HELP = {
     "compact": "Time every method with compact positions too.",
     "peers": "Beside them VeloxQuant-MLX's own caches, where it is installed.",
     "out": "Folder for bench.json, bench.md and pictures.",
-    "plugin": "Import this module's methods without its being installed (for a checkout).",
 }
 
 
-def _option(name: str, **rest: Any) -> Callable[[Any], Any]:
-    return click.option(f"--{name}", show_default=True, help=HELP[name], **rest)
-
-
+_option = explained(HELP)
 EPILOG = """\b
 Examples:
   vqx bench --methods 'h2o streaming-llm' --rows 512,2048
@@ -68,9 +65,9 @@ Examples:
 @_option("compact", is_flag=True)
 @_option("peers", is_flag=True)
 @_option("out", type=click.Path(file_okay=False, path_type=Path))
-@_option("plugin", multiple=True)
-@click.option("--plots", is_flag=True, help="Draw pictures into --out (needs vqx-bench[plots]).")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@plugin_option
+@plots_flag("vqx-bench")
+@json_flag
 def command(**given: Any) -> None:
     """Time evicting caches against mlx-lm's own, in turns, in one run; medians with their extremes.
 
@@ -90,17 +87,17 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
         raise ValueError(
             f"--what {unknown[0]!r} is not known; choose of {', '.join(WHAT)}{meant(unknown[0], WHAT)}"
         )
-    draw = _drawing() if plots else None
+    draw = drawing("vqx_bench.plots", "draw", "--plots") if plots else None
     chosen = subject(given["model"], given["part"])
     found: list[Row] = []
-    console = Console(stderr=True)
-    for row in _rows(asked, chosen, given):
-        found.append(row)
-        console.print(
-            f"{row.what} {row.sequences} x {row.rows:,} {row.contender}: {row.measured.median:.2f} ms,"
-            f" {row.measured.ratio:.2f}x",
-            highlight=False,
-        )
+    log = Console(stderr=True)
+    with progress("timing") as advance:
+        for row in _rows(asked, chosen, given):
+            found.append(row)
+            said = f"{row.what} {row.sequences} x {row.rows:,} {row.contender}"
+            advance(1, said)
+            if not log.is_terminal:  # where no bar tells it
+                log.print(f"{said}: {row.measured.median:.2f} ms, {row.measured.ratio:.2f}x", highlight=False)
     part = {"model": chosen.name, "rounds": f"{given['rounds']} of {given['steps']} steps"}
     facts = {**part, **circumstances()}
     text = report(found, facts)
@@ -114,9 +111,7 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
     if as_json:
         click.echo(told)
     else:
-        console = Console()
-        console.width = max(console.width, WIDTH)
-        console.print(Markdown(text))
+        show(text)
 
 
 def _rows(asked: list[str], chosen: Subject, given: dict[str, Any]) -> Iterator[Row]:
@@ -163,12 +158,3 @@ def _numbers(name: str, text: str) -> list[int]:
     if not found or min(found) < 1:
         raise ValueError(f"--{name} {text!r}: give whole numbers from 1 on, as in 512,2048")
     return found
-
-
-def _drawing() -> Callable[..., list[Path]]:
-    try:
-        return import_module("vqx_bench.plots").draw  # type: ignore[no-any-return]
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise ValueError("--plots needs matplotlib: pip install 'vqx-bench[plots]'") from error

@@ -1,7 +1,6 @@
 """``vqx eval``: its options, its progress, and what it leaves behind."""
 
 import json
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,10 @@ from typing import Any
 import click
 import vqx
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from vqx.cli.asking import drawing, explained, json_flag, plots_flag, plugin_option
 from vqx.cli.group import in_words
+from vqx.cli.showing import report as show
 from vqx.host.models import EMBEDDED
 from vqx.settings import check, settings
 
@@ -24,8 +24,6 @@ from vqx_eval.store import open_store
 from vqx_eval.summary import tables
 from vqx_eval.task import TASKS
 
-WIDTH = 120
-"""Columns for tables; a narrower terminal wraps lines rather than cutting names short."""
 DEFAULT = "continuation,passkey"
 HELP = {
     "model": "A folder or repository that mlx_lm.load takes; 'embedded' is SmolLM2-135M out of a wheel.",
@@ -40,17 +38,13 @@ HELP = {
     "stream-tokens": "Tokens of a stream. Default: half more than the model was trained for, at most 16,384.",
     "half": "Choose settings on one half of the samples, report them on the other.",
     "out": "Folder for pieces, samples, report and pictures; a run started again goes on there.",
-    "plugin": "Import this module's methods without its being installed (for a checkout).",
     "batch": "Samples read at once.",
     "chunk": "Tokens of a prompt read at once.",
     "seed": "Draws what is hidden and where.",
 }
 
 
-def _option(name: str, **rest: Any) -> Callable[[Any], Any]:
-    return click.option(f"--{name}", show_default=True, help=HELP[name], **rest)
-
-
+_option = explained(HELP)
 EPILOG = """\b
 Examples:
   vqx eval --methods 'h2o tova h2o:decay=0.98' --budgets 128,256
@@ -72,12 +66,12 @@ Examples:
 @_option("stream-tokens", type=int)
 @_option("half", default="all", type=click.Choice(["tune", "report", "all"]))
 @_option("out", type=click.Path(file_okay=False, path_type=Path))
-@_option("plugin", multiple=True)
+@plugin_option
 @_option("batch", default=16)
 @_option("chunk", default=512)
 @_option("seed", default=0)
-@click.option("--plots", is_flag=True, help="Draw pictures into --out (needs vqx-eval[plots]).")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@plots_flag("vqx-eval")
+@json_flag
 @click.option("--list", "listed", is_flag=True, help="List the tasks and stop.")
 def command(**given: Any) -> None:
     """Measure what evicting methods cost on a model: a table for each task, losses beside wins.
@@ -100,7 +94,7 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
         check(setting)
     if plots and out is None:
         raise ValueError("--plots draws into a folder: say which with --out")
-    draw = _drawing() if plots else None
+    draw = drawing("vqx_eval.plots", "draw", "--plots") if plots else None
     plan, engine = prepare(asked, maps=plots, **given)
     tokens = TextColumn("{task.fields[tokens]:,} tokens")
     columns = (
@@ -136,15 +130,4 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
     if as_json:
         click.echo(json.dumps(pieces, indent=1))
     else:
-        console = Console()
-        console.width = max(console.width, WIDTH)
-        console.print(Markdown(text))
-
-
-def _drawing() -> Callable[..., list[Path]]:
-    try:
-        return import_module("vqx_eval.plots").draw  # type: ignore[no-any-return]
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise ValueError("--plots needs matplotlib: pip install 'vqx-eval[plots]'") from error
+        show(text)

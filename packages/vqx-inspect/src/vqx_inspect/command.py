@@ -1,8 +1,6 @@
 """``vqx inspect``: read a text, write on, and show which tokens were kept."""
 
 import json
-from collections.abc import Callable
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import click
 import numpy as np
 import vqx
 from rich.console import Console
-from vqx.cli.asking import METHOD, json_flag, model_option
+from vqx.cli.asking import METHOD, drawing, json_flag, model_option
 from vqx.cli.showing import loading, progress
 from vqx.settings import label
 
@@ -61,7 +59,7 @@ def command(
 
     The text is read as it is, without a chat template, and the model goes on for some tokens.
     """
-    draw = _drawing() if png is not None else None
+    draw = drawing("vqx_inspect.picture", "picture", "--png") if png is not None else None
     from vqx.host.models import load_model
 
     read = text.read() if text else files("vqx_inspect").joinpath("text.txt").read_text(encoding="utf-8")
@@ -119,12 +117,3 @@ def _facts(found: Recording, texts: list[str], title: str) -> dict[str, Any]:
         "layers": [{"layer": number, "gone": one} for number, one in zip(found.layers, gone, strict=True)],
         "kept": [round(float(part), 4) for part in np.asarray(found.share(-1))],
     }
-
-
-def _drawing() -> Callable[..., Any]:
-    try:
-        return import_module("vqx_inspect.picture").picture  # type: ignore[no-any-return]
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise ModuleNotFoundError("--png needs matplotlib: pip install 'vqx-inspect[plots]'") from error

@@ -2,7 +2,6 @@
 
 import json
 import platform
-import sys
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 import mlx.core as mx
 from vqx.cli.asking import json_flag
 from vqx.cli.group import in_words
-from vqx.cli.showing import loading
+from vqx.cli.showing import loading, progress
 from vqx.fingerprint import fingerprint
 from vqx.host.layers import attention_of, plain_layers
 from vqx.host.models import EMBEDDED, load_model
@@ -57,10 +56,12 @@ def command(
         read = [file.read_text(encoding="utf-8") for file in files]
         given = samples(read, tokenizer, prompt_tokens, after_tokens)
         numbers = plain_layers(loaded)
-        trials = measured(loaded, given, rows, numbers)
-        bar = click.progressbar(trials, length=len(numbers) + 1, label="layers", file=sys.stderr)
-        with bar as running:
-            (loss, recall), *each = list(running)
+        found = []
+        with progress("layers", len(numbers) + 1) as advance:
+            for trial in measured(loaded, given, rows, numbers):
+                found.append(trial)
+                advance(1)
+    (loss, recall), *each = found
     about = {
         "model": model,
         "texts": len(given.text),
