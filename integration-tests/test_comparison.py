@@ -57,6 +57,13 @@ def test_another_figure_in_the_record_changes_the_page(page: ModuleType, record:
         assert page.filled(text, page.parts(other)) != text
 
 
+def test_the_record_is_what_its_pieces_give(studies: None, record: dict[str, Any]) -> None:
+    from compared.report import put_together
+
+    _, given = put_together(ROOT / "docs" / "results" / "comparison")
+    assert given == record
+
+
 def test_every_marked_stretch_of_the_page_is_written_by_the_record(
     page: ModuleType, record: dict[str, Any]
 ) -> None:
@@ -118,7 +125,7 @@ def test_what_matters_most_is_measured_first_and_later_tasks_wait(studies: None)
 def test_a_setting_of_which_a_batch_is_missing_is_not_shown_and_its_rest_is_known(
     studies: None, tmp_path: Path
 ) -> None:
-    from compared.report import read
+    from compared.report import pieces_of, shown
     from comparison import measured
 
     def piece(label: str, *numbers: int) -> dict[str, Any]:
@@ -129,5 +136,5 @@ def test_a_setting_of_which_a_batch_is_missing_is_not_shown_and_its_rest_is_know
     full = piece("out of room") | {"skipped": "failed: out of memory", "samples": []}
     pieces = [piece("h2o", 0, 1), piece("h2o", 2), piece("tova", 0, 1), full]
     (tmp_path / "pieces.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pieces))
-    assert {one["label"] for one in read([tmp_path])[0]} == {"h2o"}
+    assert {one["label"] for one in shown(pieces_of([tmp_path]))} == {"h2o"}
     assert measured([tmp_path])["passkey", "aware", "tova", 128] == {0, 1}

@@ -2,12 +2,13 @@
 
 Measures the embedded model on texts that no choice was made with (``collect_texts.py`` writes them), in
 pieces that a run which is started again does not repeat; processes that share a folder of claims share the
-work. Then ``--report`` puts the pieces together: ``docs/results/comparison.json``, pictures, and the tables
-of ``docs/comparison.md``.
+work, and ``--known`` pieces are not measured again, whatever their batches were. Then ``--report`` puts the
+pieces together: ``docs/results/comparison`` and its ``.json``, pictures, and the tables of
+``docs/comparison.md``.
 
     python integration-tests/studies/comparison.py --texts texts/report --out pieces/0 --claims claims &
     python integration-tests/studies/comparison.py --texts texts/report --out pieces/1 --claims claims &
-    wait; python integration-tests/studies/comparison.py --report pieces/0 pieces/1
+    wait; python integration-tests/studies/comparison.py --report docs/results/comparison pieces/0 pieces/1
 """
 
 import argparse

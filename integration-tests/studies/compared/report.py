@@ -21,57 +21,77 @@ from compared.page import filled, parts
 from compared.pictures import draw
 
 FIELDS = "mean, standard error, paired difference from streaming-llm, its error, verdict (95 %)"
+KEPT = ("key", "task", "protocol", "length", "label", "budget", "seconds", "rows", "evicted", "skipped")
 ENGINES = {"VeloxQuant-MLX": "VeloxQuant-MLX", "kvpress": "kvpress", ROTATING: "mlx-lm", FULL: "mlx-lm"}
 
 
 def write(sources: Sequence[Path], docs: Path) -> None:
-    """Read every piece and write what the documentation shows."""
-    pieces, about = read(sources)
-    found = tables(pieces, load_tasks())
-    record = {
-        "what": "studies/comparison.py",
-        **about,
-        "seconds": seconds(pieces),
-        "figures": FIELDS,
-        "tables": plain(found),
-    }
-    (docs / "results").mkdir(parents=True, exist_ok=True)
-    (docs / "results" / "comparison.json").write_text(compact(record))
-    draw(found, docs / "results")
+    """Read every piece and write what the documentation shows, the pieces too: the next run goes on there."""
+    results = docs / "results"
+    (results / "comparison").mkdir(parents=True, exist_ok=True)
+    pieces = [figures_alone(piece) for piece in pieces_of(sources)]
+    lines = "".join(json.dumps(piece, separators=(",", ":")) + "\n" for piece in pieces)
+    about = json.dumps(about_of(sources), indent=1) + "\n"
+    (results / "comparison" / "pieces.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 9, mtime=0))
+    (results / "comparison" / "about.json").write_text(about)
+    found, record = put_together(results / "comparison")
+    (results / "comparison.json").write_text(compact(record))
+    draw(found, results)
     said = parts(record)
     for page in (docs / "comparison.md", docs.parent / "README.md"):
         page.write_text(filled(page.read_text("utf-8"), said), encoding="utf-8")
 
 
-def read(sources: Sequence[Path]) -> tuple[list[Piece], dict[str, Any]]:
-    """All pieces of settings measured whole, and what their parts said about themselves."""
-    pieces = pieces_of(sources)
+def put_together(folder: Path) -> tuple[list[Table], dict[str, Any]]:
+    """Tables of the pieces in a folder, and the record of them."""
+    pieces = shown(pieces_of([folder]))
+    found = tables(pieces, load_tasks())
+    return found, {
+        "what": "studies/comparison.py",
+        **about_of([folder]),
+        "seconds": seconds(pieces),
+        "figures": FIELDS,
+        "tables": plain(found),
+    }
+
+
+def figures_alone(piece: Piece) -> Piece:
+    """A piece with what tables are made of, and nothing of where it was measured."""
+    names = ["number", *(figure.name for figure in load_tasks()[piece["task"]].figures)]
+    samples = [
+        {name: round(sample[name], 6) for name in names if name in sample} for sample in piece["samples"]
+    ]
+    return {name: piece[name] for name in KEPT if name in piece} | {"samples": samples}
+
+
+def shown(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of settings measured whole, in the order of the tables."""
+    ran = {place(piece) for piece in pieces if "skipped" not in piece}
+    kept = whole([piece for piece in pieces if "skipped" not in piece or place(piece) not in ran])
+    return sorted(kept, key=lambda piece: (order(piece), piece["label"], piece["budget"] or 0))
+
+
+def about_of(sources: Sequence[Path]) -> dict[str, Any]:
+    """What the parts of a run said about themselves."""
     about: dict[str, Any] = {}
     for source in sources:
         for file in sorted(source.rglob("about*.json")) if source.is_dir() else []:
             part = json.loads(file.read_text())
             about["logits apart"] = max(about.get("logits apart", 0), part.pop("logits apart", 0))
             about = {**part, **about, "versions": about.get("versions", {}) | part["versions"]}
-    ran = {place(piece) for piece in pieces if "skipped" not in piece}
-    kept = whole([piece for piece in pieces if "skipped" not in piece or refused(piece, ran)])
     about.pop("engines", None)
-    return sorted(kept, key=lambda piece: (order(piece), piece["label"], piece["budget"] or 0)), about
+    return about
 
 
 def pieces_of(sources: Sequence[Path]) -> list[Piece]:
-    """Every piece in folders and files, each once."""
+    """Every piece in folders and files, each once, but what a full machine refused."""
     found: dict[str, Piece] = {}
     for source in sources:
         for file in sorted(source.rglob("pieces.jsonl*")) if source.is_dir() else [source]:
             raw = file.read_bytes()
             text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode()
             found |= {piece["key"]: piece for piece in map(json.loads, text.splitlines())}
-    return list(found.values())
-
-
-def refused(piece: Piece, ran: set[tuple[Any, ...]]) -> bool:
-    """Whether it says something about the setting: not if another run did it, nor if the machine was full."""
-    return place(piece) not in ran and "memory" not in piece["skipped"]
+    return [piece for piece in found.values() if "memory" not in piece.get("skipped", "")]
 
 
 def whole(pieces: Sequence[Piece]) -> list[Piece]:
