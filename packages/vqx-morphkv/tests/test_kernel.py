@@ -1,11 +1,13 @@
 """MorphKV's kernel keeps the rows that MLX operations keep, with the same bits on every target."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from vqx.testing import kept_alike, same_bits_on
-from vqx_kernels.testing import emulated
+from vqx.testing import Shape, kept_alike, same_bits_on
+from vqx_kernels import attention
+from vqx_kernels.testing import emulated, recorded
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -16,8 +18,9 @@ OPTIONS: list[dict[str, Any]] = [
 
 CASES = [
     *(("model", mx.float32, options) for options in OPTIONS),
-    ("model", mx.bfloat16, OPTIONS[0]),
-    ("keys", mx.float32, OPTIONS[0]),
+    ("model", mx.float16, {**OPTIONS[0], "shape": Shape(64, group=5, width=80)}),
+    ("model", mx.bfloat16, {**OPTIONS[0], "shape": Shape(64, group=1, width=256)}),
+    ("keys", mx.float16, {**OPTIONS[0], "shape": Shape(64, width=96)}),
 ]
 
 
@@ -33,3 +36,14 @@ def test_the_kernel_keeps_what_mlx_operations_keep(
 def test_an_emulated_device_has_the_bits_of_the_host(target: str) -> None:
     for options in OPTIONS:
         same_bits_on(target, emulated(), "morphkv", budget=32, **options)
+
+
+def test_rows_of_many_blocks_have_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, rows in (("WHOLE", 16), ("SPAN", 16), ("TOGETHER", 0)):
+        monkeypatch.setattr(attention, name, rows)
+    attention._launches.cache_clear()
+    with recorded() as launches:
+        same_bits_on("cuda", nullcontext(), "morphkv", budget=32, **OPTIONS[0])
+    attention._launches.cache_clear()
+    blocks = [launch.grid[0] // launch.threadgroup[0] for _, launch in launches if "logits" in launch.name]
+    assert set(blocks) == {3}
