@@ -109,3 +109,26 @@ def test_a_device_that_is_not_there_is_refused_before_a_token(monkeypatch: pytes
     monkeypatch.setenv("VQX_DEVICE", "tpu")
     with pytest.raises(ValueError, match="choose one of"):
         block(1, mx.float32).mass()
+
+
+@pytest.mark.parametrize(
+    ("target", "served"),
+    [
+        ("host", ["turned", "spared", "expected"]),
+        ("cuda", ["turned", "spared"]),
+        ("metal", []),
+        ("reference", []),
+    ],
+)
+def test_keys_alone_are_served_where_it_paid(
+    target: str, served: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    for name in ("turned", "spared", "expected"):
+        monkeypatch.setattr(vqx_kernels, name, lambda where, *_, name=name: asked.append((name, where)))
+    monkeypatch.setattr(kernels, "target", lambda: target)
+    keys, place = mx.zeros((1, 2, 5, 8)), mx.zeros((1, 2, 5), mx.int32)
+    kernels.turned(keys, place, lambda: (place, keys, keys))
+    kernels.spared(keys, place, 0.5)
+    kernels.expected(keys, keys[:, :, None, 0], mx.zeros((1, 2, 1, 8, 8)))
+    assert asked == [(name, target) for name in served]
