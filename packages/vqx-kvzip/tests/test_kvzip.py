@@ -36,26 +36,6 @@ class Chatting(Letters):
         return f"<user>{messages[0]['content']}</user><model>"
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    sizes = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_hidden_layers": LAYERS,
-        "intermediate_size": 96,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": 97,
-    }
-    mx.random.seed(0)
-    model = llama.Model(llama.ModelArgs.from_dict(sizes))
-    for layer in model.layers:
-        layer.self_attn.q_proj.weight *= 4
-        layer.self_attn.k_proj.weight *= 4
-    return model
-
-
 def requests(chunk: int, prefix: int, suffix: str) -> list[tuple[int, int, mx.array]]:
     """What is asked of the model for each part of the context, worked out apart."""
     asked = []
