@@ -67,7 +67,8 @@ def test_kept_rows_are_the_models_own_bit_for_bit(model: Any, interval: int) -> 
         pass
     for _ in decoded(model, plain):
         pass
-    first, whole = caches[0], plain[0]  # the first layer's rows depend on tokens alone
+    first = caches[0]  # the first layer's rows depend on tokens alone
+    whole: Any = plain[0]
     for rows, offered in zip(first.keys_and_values(), (whole.keys, whole.values), strict=True):
         assert same_bits(rows, mx.take_along_axis(offered, first.position[..., None], axis=2))
 
