@@ -48,7 +48,8 @@ class Shell:
         hidden = ("VIRTUAL", "PYTHON", "PIP", "UV", "VQX")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         path = os.pathsep.join([*map(str, programs), os.environ["PATH"]])
-        person = dict.fromkeys(("GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"), "a@newcomer.example")
+        who = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL")
+        person = dict.fromkeys(who, "a@newcomer.example")
         self.folder = folder
         self.env = {**clean, **person, "PATH": path, "PIP_FIND_LINKS": str(ROOT / "dist")}
         lay_out(folder)
