@@ -136,13 +136,19 @@ OF_CHOICES = {
 
 def planted(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     usual: Callable[[str], str] = bodies._text
-    assert fault.right in usual(fault.file)
+    right, wrong = (bare(text) for text in (fault.right, fault.wrong))
+    assert right in usual(fault.file)
 
     def text(name: str) -> str:
-        return usual(name).replace(fault.right, fault.wrong) if name == fault.file else usual(name)
+        return usual(name).replace(right, wrong) if name == fault.file else usual(name)
 
     monkeypatch.setattr(bodies, "_text", text)
     bodies.compose.cache_clear()
+
+
+def bare(text: str) -> str:
+    """As ``bodies`` reads a text: without indentation."""
+    return "\n".join(line.strip() for line in text.split("\n"))
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ def names(dtype: mx.Dtype, target: str) -> list[str]:
     position = mx.arange(5, dtype=mx.int32).reshape(1, 1, 5)
     with recorded() as launches:
         gained(target, Asked(queries, keys, position, 4, 1.0))
+    assert launches
     return [launch.name for _, launch in launches]
 
 

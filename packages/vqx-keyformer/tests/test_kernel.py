@@ -39,10 +39,8 @@ def test_an_emulated_device_has_the_bits_of_the_host(target: str) -> None:
 def test_rows_of_many_blocks_have_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, rows in (("WHOLE", 16), ("SPAN", 16), ("TOGETHER", 0)):
         monkeypatch.setattr(attention, name, rows)
-    attention._launches.cache_clear()
     with recorded() as launches:
         same_bits_on("cuda", nullcontext(), "keyformer", budget=32, **OPTIONS[0])
-    attention._launches.cache_clear()
     blocks = [launch.grid[0] // launch.threadgroup[0] for _, launch in launches if "logits" in launch.name]
     assert set(blocks) == {3}
 
