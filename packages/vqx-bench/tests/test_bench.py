@@ -151,3 +151,12 @@ def test_a_methods_cadences_differ_by_their_stroke_alone() -> None:
     assert one[:2] == other[:2]
     assert one.linestyle != other.linestyle
     assert len({each[:2] for each in look.values()}) == 3
+
+
+def test_the_processors_clock_stands_still_while_nothing_is_done() -> None:
+    import time
+
+    from vqx_bench.measuring import milliseconds
+
+    assert milliseconds(lambda: time.sleep(0.1)) >= 100
+    assert milliseconds(lambda: time.sleep(0.1), clock="processor") < 50

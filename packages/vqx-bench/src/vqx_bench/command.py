@@ -20,6 +20,7 @@ from vqx.settings import check, settings
 from vqx_bench.circumstances import circumstances
 from vqx_bench.contenders import Contender, evicting, peers, plain, rotating
 from vqx_bench.filling import sizes_of
+from vqx_bench.measuring import CLOCKS
 from vqx_bench.report import report
 from vqx_bench.runs import Row, Setting, context, decode, graph, prompt, update_alone
 from vqx_bench.shapes import SHAPES, Subject, subject
@@ -36,6 +37,7 @@ HELP = {
     "tokens": "Tokens of a prompt (prompt), or of the text before a decode step (context).",
     "steps": "Decode steps of a round: a multiple of the cadences.",
     "rounds": "Rounds that count, after one that warms up.",
+    "clock": "wall, or processor: the time that this process's threads took, on a CPU that others use too.",
     "compact": "Time every method with compact positions too.",
     "peers": "Beside them VeloxQuant-MLX's own caches, where it is installed.",
     "out": "Folder for bench.json, bench.md and pictures.",
@@ -62,6 +64,7 @@ Examples:
 @_option("tokens", default="2048")
 @_option("steps", default=64)
 @_option("rounds", default=5)
+@_option("clock", default="wall", type=click.Choice([*CLOCKS]))
 @_option("compact", is_flag=True)
 @_option("peers", is_flag=True)
 @_option("out", type=click.Path(file_okay=False, path_type=Path))
@@ -99,6 +102,7 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
             if not log.is_terminal:  # where no bar tells it
                 log.print(f"{said}: {row.measured.median:.2f} ms, {row.measured.ratio:.2f}x", highlight=False)
     part = {"model": chosen.name, "rounds": f"{given['rounds']} of {given['steps']} steps"}
+    part["clock"] = given["clock"]
     facts = {**part, **circumstances()}
     text = report(found, facts)
     told = json.dumps({**facts, "rows": [row.told() for row in found]}, indent=1)
@@ -133,7 +137,7 @@ def _rows(asked: list[str], chosen: Subject, given: dict[str, Any]) -> Iterator[
                     yield evicting(model, setting, rows, {"interval": interval, **compact})
 
     for batch in _numbers("sequences", given["sequences"]):
-        how = Setting(given["steps"], given["rounds"], batch)
+        how = Setting(given["steps"], given["rounds"], batch, given["clock"])
         for rows in _numbers("rows", given["rows"]):
             bounded = [*ours(rows), *peers(model, others, rows)]
             every = [plain(model), rotating(model, rows), *bounded]

@@ -40,6 +40,7 @@ class Setting(NamedTuple):
     steps: int
     rounds: int
     batch: int
+    clock: str = "wall"
 
 
 def decode(
@@ -91,7 +92,7 @@ def update_alone(
             for _ in range(how.steps):
                 mx.eval([update(cache, new[size]) for cache, size in zip(running[name], sizes, strict=True)])
 
-        return milliseconds(run, how.steps)
+        return milliseconds(run, how.steps, how.clock)
 
     found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
     for one in contenders:
@@ -109,7 +110,7 @@ def prompt(
     def read(one: Contender) -> float:
         caches = one.make()
         with scoring() as served:
-            took = milliseconds(partial(_read, subject, caches, text))
+            took = milliseconds(partial(_read, subject, caches, text), clock=how.clock)
         seen[one.label] = rows_kept(caches, rows, one.bounded), _kernel(caches, served)
         del caches
         mx.clear_cache()
@@ -163,7 +164,7 @@ def _stepping(
         def run() -> None:
             last[name] = _steps(subject, running[name], last[name], how.steps)
 
-        return milliseconds(run, how.steps)
+        return milliseconds(run, how.steps, how.clock)
 
     return {name: partial(steps, name) for name in running}
 
