@@ -23,6 +23,7 @@ LEFT_OUT = {  # lines of shell blocks, with the reason
     "uv run nox -s release": "builds and installs every wheel; test_release.py tries what it refuses",
     "uv run nox  ": "is what runs these tests",
     "uv publish": "publishes",
+    "comparison.py --report": "fills the page from a whole run; test_comparison.py does, from its record",
     "--engines kvpress": "wants another environment with torch, as docs/peers.md sets it up",
     "--engines velox": "wants VeloxQuant-MLX, as docs/peers.md sets it up",
 }

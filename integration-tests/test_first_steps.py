@@ -75,7 +75,9 @@ def _ending(line: str) -> str:
         return f"{line} --port $PORT & SERVER=$!\nask"
     if line.startswith("vqx chat"):
         return f"printf 'Hello\\nq\\n' | {line}"
-    return line.replace("localhost:8080", "localhost:$PORT")
+    return line.removesuffix(" &").replace(
+        "localhost:8080", "localhost:$PORT"
+    )  # one by one: all have to end well
 
 
 def empty(folder: Path) -> Path:
