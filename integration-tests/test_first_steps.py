@@ -75,9 +75,8 @@ def _ending(line: str) -> str:
         return f"{line} --port $PORT & SERVER=$!\nask"
     if line.startswith("vqx chat"):
         return f"printf 'Hello\\nq\\n' | {line}"
-    return line.removesuffix(" &").replace(
-        "localhost:8080", "localhost:$PORT"
-    )  # one by one: all have to end well
+    waited = line.removesuffix(" &")  # one by one: all have to end well
+    return waited.replace("localhost:8080", "localhost:$PORT")
 
 
 def empty(folder: Path) -> Path:
