@@ -8,10 +8,10 @@ import vqx  # isort: skip  # before mlx
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 from vqx import EvictingCache, LayerInfo, Method, Options, accumulated
 from vqx.build import chain_of, methods_for
+from vqx.host.models import random_llama
 from vqx.testing import Shape, cache_of, feed, remaining, stream
 from vqx_ada import AdaConfig
 from vqx_ada.method import wrap
@@ -73,17 +73,14 @@ def test_equal_scores_evict_the_oldest_as_they_do_without_it(name: str) -> None:
 @pytest.fixture(scope="module")
 def model() -> Any:
     sizes = {
-        "model_type": "llama",
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "intermediate_size": 96,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5,
         "vocab_size": 97,
     }
-    mx.random.seed(0)
-    model = llama.Model(llama.ModelArgs.from_dict(sizes))
+    model = random_llama(sizes, mx.float32)
     for layer in model.layers:
         layer.self_attn.q_proj.weight *= 6
         layer.self_attn.k_proj.weight *= 6

@@ -8,9 +8,9 @@ import vqx  # isort: skip  # before mlx
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models import llama
 from vqx import LayerInfo, Method, accumulated
 from vqx.build import chain_of, methods_for
+from vqx.host.models import random_llama
 from vqx_squeezeattention import SqueezeConfig
 from vqx_squeezeattention.method import budgets, groups, wrap
 
@@ -57,17 +57,14 @@ def test_equal_layers_are_still_parted_and_no_row_is_lost() -> None:
 @pytest.fixture(scope="module")
 def model() -> Any:
     sizes = {
-        "model_type": "llama",
         "hidden_size": 64,
         "num_hidden_layers": 5,
         "intermediate_size": 96,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5,
         "vocab_size": 97,
     }
-    mx.random.seed(0)
-    model = llama.Model(llama.ModelArgs.from_dict(sizes))
+    model = random_llama(sizes, mx.float32)
     for number, layer in enumerate(model.layers):  # attention that changes less and less
         layer.self_attn.o_proj.weight *= 40 / 3**number
     return model
