@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from vqx import kernels
+from vqx.state.attention import Block
 from vqx.state.layer import (
     Ahead,
     Layer,
@@ -22,7 +23,7 @@ from vqx.state.layer import (
     in_place,
     latest,
     remember,
-    waiting_queries,
+    scored,
 )
 from vqx.state.rows import Rows, apart
 
@@ -58,25 +59,31 @@ def decided(plan: Plan, layer: Layer) -> Ahead | None:
 def _one(plan: Plan, layer: Layer) -> Ahead | None:
     """The one row that goes."""
     method, rows = plan.method, layer.rows
-    queries = waiting_queries(layer) if method.scorer.kernel is not None and not rows.bare else None
-    if queries is not None and layer.waiting is not None:
-        waiting = layer.waiting
-        block = block_of(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks)
-        looked = remember(plan, layer._replace(waiting=None), block, False)
-        found = kernels.step(
-            method,
-            rows.columns,
-            latest(plan, looked) if method.scorer.window else block,
-            whole=layer.written is rows.position,
-        )
+    shown = None if rows.bare else _shown(plan, layer)
+    if shown is not None:
+        looked, block = shown
+        found = kernels.step(method, rows.columns, block, whole=layer.written is rows.position)
         if found is not None:
             columns = {**rows.columns, **found.columns}
             return Ahead(looked._replace(rows=rows._replace(columns=columns)), found)
     layer = caught_up(plan, layer)
     held = held_of(plan, layer)
-    score = mx.broadcast_to(mx.array(method.scorer.score(held)), held.position.shape)
-    found = kernels.exchange(method, score, held.position, layer.end)
+    found = kernels.exchange(method, scored(method, held), held.position, layer.end)
     return None if found is None else Ahead(layer, found)
+
+
+def _shown(plan: Plan, layer: Layer) -> tuple[Layer, Block | None] | None:
+    """The layer with its waiting queries remembered, and the attention that the method's kernel looks at.
+
+    None: no kernel of the method's own, or no query waits.
+    """
+    scorer, waiting = plan.method.scorer, layer.waiting
+    if scorer.kernel is None or waiting is None:
+        return None
+    queries = waiting.block(layer.rows.keys.shape[1])
+    block = block_of(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks)
+    looked = remember(plan, layer._replace(waiting=None), block, False)
+    return looked, latest(plan, looked) if scorer.window else block
 
 
 def _over_one(plan: Plan, layer: Layer, chosen: kernels.Chosen, keys: mx.array, values: mx.array) -> Layer:
@@ -112,22 +119,15 @@ def _over_one(plan: Plan, layer: Layer, chosen: kernels.Chosen, keys: mx.array, 
 def _many(plan: Plan, layer: Layer) -> Ahead | None:
     """The rows that stay of many."""
     method, keep = plan.method, plan.method.budget
-    scores = None
     layer = dressed(plan, layer)
-    queries = waiting_queries(layer) if method.scorer.kernel is not None else None
-    if queries is not None and layer.waiting is not None:
-        waiting = layer.waiting
-        block = block_of(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks)
-        looked = remember(plan, layer._replace(waiting=None), block, False)
-        asked = latest(plan, looked) if method.scorer.window else block
-        scores = kernels.ranked(method, layer.rows.columns, asked)
-    if scores is not None:
-        columns, score = scores
-        layer, guarding = looked, None
+    shown = _shown(plan, layer)
+    ranked = None if shown is None else kernels.ranked(method, layer.rows.columns, shown[1])
+    if shown is not None and ranked is not None:
+        (layer, _), (columns, score), guarding = shown, ranked, None
     else:
         layer = caught_up(plan, layer)
         held, guarding = held_of(plan, layer), method
-        columns, score = held.stats, mx.broadcast_to(mx.array(method.scorer.score(held)), held.position.shape)
+        columns, score = held.stats, scored(method, held)
     rows = layer.rows
     stay = kernels.kept(guarding, score, rows.position, columns, keep, end=layer.end, in_place=True)
     if stay is None:

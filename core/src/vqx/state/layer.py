@@ -87,6 +87,12 @@ class Waiting(NamedTuple):
     scale: float
     sinks: mx.array | None  # [H * G]
 
+    def block(self, heads: int) -> mx.array:
+        """All of them, ``[B, H, G, S, D]``."""
+        queries = self.queries[0] if len(self.queries) == 1 else mx.concatenate([*self.queries], axis=2)
+        batch, _, count, width = queries.shape
+        return queries.reshape(batch, heads, -1, count, width)
+
 
 class Ahead(NamedTuple):
     """What is decided for the next token before it comes."""
@@ -226,10 +232,9 @@ def admit_bare(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> La
 def caught_up(plan: Plan, layer: Layer) -> Layer:
     """The layer with nothing left for later: bare rows get their columns, the scorer sees what waits."""
     layer, waiting = dressed(plan, layer)._replace(ahead=None), layer.waiting
-    queries = waiting_queries(layer)
-    if queries is None or waiting is None:
+    if waiting is None:
         return layer
-    later = layer.tokens_seen - waiting.end
+    queries, later = waiting.block(layer.rows.keys.shape[1]), layer.tokens_seen - waiting.end
     layer = layer._replace(waiting=None)
     return watch(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks, later=later)
 
@@ -245,16 +250,6 @@ def dressed(plan: Plan, layer: Layer) -> Layer:
     position = mx.concatenate([rows.position, _count(keys, start)], axis=2)
     columns = {k: mx.concatenate([c, late[k]], axis=2) for k, c in rows.columns.items()}
     return layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
-
-
-def waiting_queries(layer: Layer) -> mx.array | None:
-    """The queries that wait, as a block ``[B, H, G, S, D]``."""
-    if layer.waiting is None:
-        return None
-    each = layer.waiting.queries
-    queries = each[0] if len(each) == 1 else mx.concatenate([*each], axis=2)
-    batch, _, count, width = queries.shape
-    return queries.reshape(batch, layer.rows.keys.shape[1], -1, count, width)
 
 
 def wait(plan: Plan, layer: Layer, queries: mx.array, scale: float, sinks: mx.array | None) -> Layer:
@@ -301,8 +296,7 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
         return layer, None
     held = held_of(plan, layer)
     protected = eviction.safe(method, held.position, held.newest)
-    score = mx.broadcast_to(mx.array(method.scorer.score(held)), held.position.shape)
-    layer, score = _together(plan, layer, held, eviction.guarded(score, protected))
+    layer, score = _together(plan, layer, held, eviction.guarded(scored(method, held), protected))
     if plan.across is not None and method.floor is not None:
         return _over_processes(plan, plan.across, layer, score, room)
     rows, heads = layer.rows, layer.heads
@@ -350,8 +344,8 @@ def ranked(plan: Plan, layer: Layer) -> Ranked:
     held = held_of(plan, layer)
     score = mx.full(held.position.shape, mx.nan)
     if not plan.replays(layer):
-        score = mx.broadcast_to(mx.array(plan.method.scorer.score(held)), held.position.shape)
-        score = eviction.guarded(score, eviction.safe(plan.method, held.position, held.newest))
+        safe = eviction.safe(plan.method, held.position, held.newest)
+        score = eviction.guarded(scored(plan.method, held), safe)
     # room for two rows: with room for one, settling names a slot instead of dropping its row
     left = _position(settle(plan, layer, room=2)[0])
     stays = mx.any(held.position[..., None] == left[..., None, :], axis=-1)
@@ -425,6 +419,11 @@ def held_of(plan: Plan, layer: Layer) -> Held:
         place=layer.size if plan.compact else layer.end,
         across=one_set if together else None if plan.across is None else plan.across.mean,
     )
+
+
+def scored(method: Method, held: Held) -> mx.array:
+    """The method's score of every row, ``[B, H, n]``."""
+    return mx.broadcast_to(mx.array(method.scorer.score(held)), held.position.shape)
 
 
 def _position(layer: Layer) -> mx.array:
