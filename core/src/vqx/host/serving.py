@@ -169,9 +169,11 @@ class _Serving:
     def listening(self, host: Any, port: int) -> dict[str, Any]:
         """Where requests are answered, and with what."""
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return {"address": address, "status": address + ROUTE, **self.chosen()}
+
+    def chosen(self) -> dict[str, Any]:
+        """What evicts, and how many rows each layer keeps."""
         return {
-            "address": address,
-            "status": address + ROUTE,
             "method": self.eviction.chosen,
             "question": self.eviction.question,
             "options": dict(self.eviction.options),
@@ -189,10 +191,7 @@ class _Serving:
         under_way = [] if made is None else [made._prompt_batch, made._generation_batch]
         prefixes = responses.prompt_cache
         return {
-            "method": self.eviction.chosen,
-            "question": self.eviction.question,
-            "options": dict(self.eviction.options),
-            "budgets": self.budgets(self.models.model),
+            **self.chosen(),
             "batches": bool(self.models.is_batchable),
             "sequences": [
                 *(each for batch in under_way for each in _sequences([*batch.prompt_cache])),
