@@ -9,7 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from vqx_kernels import attention, bodies, probe, selection
-from vqx_kernels.attention import Asked, Guard, Rule
+from vqx_kernels.attention import Asked, Rule
+from vqx_kernels.small import Guard
 from vqx_kernels.testing import Conditions, audited
 
 Work: TypeAlias = Callable[[str], dict[str, Any]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from vqx_kernels import attention, probe, verify
-from vqx_kernels.attention import Guard
+from vqx_kernels.small import Guard
 from vqx_kernels.testing import recorded
 
 # what MLX's own header brings of what a body uses

@@ -8,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from vqx_kernels import attention, probe, verify
-from vqx_kernels.attention import Asked, Guard, Rule
+from vqx_kernels.attention import Asked, Rule
+from vqx_kernels.small import Guard
 from vqx_kernels.testing import audited
 
 

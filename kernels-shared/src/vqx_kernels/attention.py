@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from vqx_kernels.bodies import ATTENTION, GAINED, PIECE, Body, Method, compose
 from vqx_kernels.kernel import Run, laid_out, prepared
+from vqx_kernels.small import Guard, floats, shares, sizes, starts
 
 WHOLE = 1024
 """Rows up to which a GPU does all in one launch, a block a head; above, logits come from many blocks."""
@@ -48,14 +49,6 @@ class Rule(NamedTuple):
     queries: Literal["sum", "mean", "max"] = "sum"
     decay: float = 1.0  # multiplies what came before at each later query, where queries are summed
     fuse_logits: Literal["sum", "max"] | None = None
-
-
-class Guard(NamedTuple):
-    """Rows that no score can evict."""
-
-    n_sink: int = 0
-    recent: int = 0
-    spans: tuple[tuple[int, int], ...] = ()
 
 
 class Step(NamedTuple):
@@ -142,13 +135,13 @@ def _attend(
         "queries": asked.queries,
         "keys": asked.keys,
         "position": asked.position,
-        "starts": asked.start if isinstance(asked.start, mx.array) else _starts(asked.start, batch),
+        "starts": starts(asked.start, batch),
         **stats,
     }
     types = tuple([array.dtype for array in arrays.values()])
-    arrays["sizes"] = _sizes(n, rule.old, guard or Guard(), length)
+    arrays["sizes"] = sizes(n, rule.old, guard or Guard(), length)
     arrays["factors"] = numbers
-    arrays["shares"] = _shares(length, rule.decay, rule.queries == "mean")
+    arrays["shares"] = shares(length, rule.decay, rule.queries == "mean")
     arrays["sinks"] = numbers if asked.sinks is None else asked.sinks.astype(mx.float32)
     if logits is not None:
         arrays["logits"] = logits
@@ -184,21 +177,20 @@ def _launches(
     }  # fmt: skip
     known = dict(zip(("queries", "keys", "position", "starts", *stats), types, strict=True))
     known.update(sizes=mx.int32, slot=mx.int32)
-    floats = mx.float32
     shapes: dict[str, tuple[tuple[int, ...], mx.Dtype]] = {
-        "logits": ((batch, heads, group * length, n), floats),
-        "tops": ((batch, heads, count, 2), floats),
-        "ranked": ((batch, heads, n), floats),
+        "logits": ((batch, heads, group * length, n), mx.float32),
+        "tops": ((batch, heads, count, 2), mx.float32),
+        "ranked": ((batch, heads, n), mx.float32),
         "slot": ((batch, heads, 1), mx.int32),
         "next": ((batch, heads, n), mx.int32),
-        **{f"{name}_out": ((batch, heads, n), floats) for name in method.writes},
-        "piece_out": ((batch, heads, constants["PIECES"], n), floats),
+        **{f"{name}_out": ((batch, heads, n), mx.float32) for name in method.writes},
+        "piece_out": ((batch, heads, constants["PIECES"], n), mx.float32),
     }
     found = []
     for names, span, parts in _parts(target, n, group * length, count, then, given, constants["PIECES"]):
         body = compose(names, method, ranks=ranks, columns=method.writes)
         outputs = tuple(shapes[name] for name in body.writes)
-        each = tuple(known.get(name, floats) for name in body.reads)
+        each = tuple(known.get(name, mx.float32) for name in body.reads)
         numbers = (*constants.items(), ("SPAN", span))
         call = prepared(target, body, each, numbers, rows=batch * heads, parts=parts, outputs=outputs)
         found.append((body, call))
@@ -229,28 +221,5 @@ def _parts(
 def _numbers(numbers: tuple[float | mx.array, ...]) -> mx.array:
     """Numbers as one array; one that the device alone knows, an array of one, stays there."""
     if not any(isinstance(number, mx.array) for number in numbers):
-        return _floats(numbers)
+        return floats(numbers)
     return mx.concatenate([mx.array(number).astype(mx.float32).reshape(1) for number in numbers])
-
-
-@functools.lru_cache(maxsize=64)
-def _starts(start: int, batch: int) -> mx.array:
-    """One array for all layers of a forward."""
-    return mx.array([start] * batch, mx.int32)
-
-
-@functools.lru_cache(maxsize=256)
-def _floats(numbers: tuple[float, ...]) -> mx.array:
-    return mx.array(numbers, mx.float32)
-
-
-@functools.lru_cache(maxsize=256)
-def _shares(length: int, decay: float, mean: bool) -> mx.array:
-    """What each query counts."""
-    return mx.array([1 / length if mean else decay ** (length - 1 - s) for s in range(length)], mx.float32)
-
-
-@functools.lru_cache(maxsize=256)
-def _sizes(n: int, old: int, guard: Guard, length: int = 1) -> mx.array:
-    spans = [place for span in guard.spans for place in span]
-    return mx.array([n, old, guard.n_sink, guard.recent, len(guard.spans), length, 0, 0, *spans], mx.int32)

@@ -6,9 +6,10 @@ Products of matrices of which only sums or maxima are wanted; the references are
 
 import mlx.core as mx
 
-from vqx_kernels.attention import AT_ONCE, Guard, _floats, _sizes
+from vqx_kernels.attention import AT_ONCE
 from vqx_kernels.bodies import compose
 from vqx_kernels.kernel import run
+from vqx_kernels.small import Guard, floats, sizes
 
 SPAN = 64
 """Keys of a block."""
@@ -24,7 +25,7 @@ def expected(target: str, keys: mx.array, mean: mx.array, covariance: mx.array) 
     """
     batch, heads, n, width = keys.shape
     group = mean.shape[2]
-    arrays = {"keys": keys, "mean": mean, "covariance": covariance, "sizes": _sizes(n, 0, Guard())}
+    arrays = {"keys": keys, "mean": mean, "covariance": covariance, "sizes": sizes(n, 0, Guard())}
     constants = {"D": width, "H": heads, "G": group, "QB": AT_ONCE, "SPAN": SPAN}
     return run(
         target,
@@ -46,11 +47,11 @@ def spared(target: str, keys: mx.array, position: mx.array, threshold: float) ->
         threshold: the product of two rows above which one repeats the other.
     """
     batch, heads, n, width = keys.shape
-    sizes, rows, shape = _sizes(n, 0, Guard()), batch * heads, (batch, heads, n)
+    known, rows, shape = sizes(n, 0, Guard()), batch * heads, (batch, heads, n)
     newest, product = run(
         target,
         compose(("repeats",)),
-        {"keys": keys, "position": position, "sizes": sizes, "factors": _floats((threshold,))},
+        {"keys": keys, "position": position, "sizes": known, "factors": floats((threshold,))},
         {"D": width, "H": heads, "QB": AT_ONCE},
         rows=rows,
         parts=-(-n // AT_ONCE),
@@ -59,7 +60,7 @@ def spared(target: str, keys: mx.array, position: mx.array, threshold: float) ->
     return run(
         target,
         compose(("spared",)),
-        {"newest": newest, "product": product, "sizes": sizes},
+        {"newest": newest, "product": product, "sizes": known},
         {"SPAN": SPAN},
         rows=rows,
         parts=-(-n // SPAN),

@@ -9,6 +9,7 @@ import numpy as np
 
 from vqx_kernels import attention, selection
 from vqx_kernels.bodies import Method
+from vqx_kernels.small import Guard
 
 MASS = Method(
     "probe",
@@ -33,7 +34,7 @@ def small(target: str) -> dict[str, mx.array]:
     position = mx.array(made.permuted(np.tile(np.arange(96, dtype=np.int32), (1, 2, 1)), axis=2))
     mass = mx.array(made.random((1, 2, 96), np.float32))
     asked = attention.Asked(mx.array(queries), mx.array(keys), position, 95, 32**-0.5)
-    rule, guard = attention.Rule("nothing"), attention.Guard(4, 8)
+    rule, guard = attention.Rule("nothing"), Guard(4, 8)
     step = attention.step(target, asked, rule, MASS, {"mass": mass}, guard, (0.75,))
     stay = selection.survivors(target, step.ranked, position, 60)
     return {"mass": step.written["mass"], "ranked": step.ranked, "slot": step.slot, "stay": stay}

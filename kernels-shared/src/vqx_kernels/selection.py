@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from vqx_kernels.attention import Guard, _sizes, _starts
 from vqx_kernels.bodies import compose
 from vqx_kernels.kernel import run
+from vqx_kernels.small import Guard, sizes, starts
 
 
 def victim(target: str, ranked: mx.array, position: mx.array) -> mx.array:
@@ -52,8 +52,8 @@ def exchanged(
         end: the next token's position; ``[B]`` int32 where sequences differ.
     """
     batch, heads, n = scores.shape
-    starts = _starts(end - 1, batch) if isinstance(end, int) else end - 1
-    arrays = {"scores": scores, "position": position, "sizes": _sizes(n, 0, guard), "starts": starts}
+    arrays = {"scores": scores, "position": position, "sizes": sizes(n, 0, guard)}
+    arrays["starts"] = starts(end - 1, batch)
     rows = (batch, heads, n)
     outputs = [(rows, mx.float32), ((batch, heads, 1), mx.int32), (rows, mx.int32)]
     body = compose(("guarded", "lowest", "exchanged"))
@@ -95,10 +95,10 @@ def kept(
     batch, heads, n = ranked.shape
     names = ("survivors", "moved" if in_place else "packed")
     body = compose(names if guard is None else ("guarded", *names), columns=tuple(columns))
-    arrays = {"position": position, "sizes": _sizes(n, keep, guard or Guard())}
+    arrays = {"position": position, "sizes": sizes(n, keep, guard or Guard())}
     arrays["ranked" if guard is None else "scores"] = ranked
     if guard is not None:
-        arrays["starts"] = _starts(end - 1, batch) if isinstance(end, int) else end - 1
+        arrays["starts"] = starts(end - 1, batch)
     arrays.update({f"{name}_held": column for name, column in columns.items()})
     rows = (batch, heads, n)
     short = ((batch, heads, n - keep if in_place else keep), mx.int32)
@@ -126,5 +126,5 @@ def _select(
     output: tuple[tuple[int, ...], mx.Dtype],
 ) -> mx.array:
     batch, heads, n = ranked.shape
-    arrays = {"ranked": ranked, "position": position, "sizes": _sizes(n, keep, Guard())}
+    arrays = {"ranked": ranked, "position": position, "sizes": sizes(n, keep, Guard())}
     return run(target, compose((name,)), arrays, {}, rows=batch * heads, outputs=[output])[0]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from vqx_kernels.attention import Guard, _sizes
 from vqx_kernels.bodies import compose
 from vqx_kernels.kernel import run
+from vqx_kernels.small import Guard, sizes
 
 NEAR = 256
 """Steps of the first table: a turn is one of it after one of the second."""
@@ -39,7 +39,7 @@ def turned(
     width = keys.shape[3]
     arrays = {
         "keys": keys, "slots": steps if slots is None else slots, "steps": steps,
-        "sizes": _sizes(n, 0, Guard()), **turns._asdict(),
+        "sizes": sizes(n, 0, Guard()), **turns._asdict(),
     }  # fmt: skip
     constants = {
         "H": heads, "WIDTH": width, "PAIRS": turns.channels.shape[1], "GATHER": int(slots is not None),

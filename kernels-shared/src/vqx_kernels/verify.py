@@ -20,7 +20,8 @@ import mlx.core as mx
 import numpy as np
 
 from vqx_kernels import attention, keys, probe, selection, turning
-from vqx_kernels.attention import Asked, Guard, Rule
+from vqx_kernels.attention import Asked, Rule
+from vqx_kernels.small import Guard
 
 TYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
