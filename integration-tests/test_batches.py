@@ -24,6 +24,9 @@ ENGINES = {
     "centred keys": Options(queries="centred-keys"),
     "whole": Options(prompt="whole", interval=3),
     "bits": Options(bits=8, group_size=32),
+    "compact": Options(positions="compact"),
+    "compact every 5": Options(positions="compact", interval=5),
+    "compact token": Options(positions="compact", cadence="token"),
 }
 STEP, BUDGET = 16, 24
 WORDS = 4001
@@ -37,6 +40,7 @@ PAIRS = [
     *(("h2o", engine) for engine in ENGINES if engine != "defaults"),
     ("morphkv", "token"),
     ("morphkv", "bits"),
+    ("morphkv", "compact"),
 ]
 """One method of each nature; that each method treats sequences apart is a law of the kit."""
 

@@ -47,9 +47,9 @@ def test_what_remains_depends_on_counts_alone(
 def test_admitting_rows_leaves_the_layer_that_was_given_as_it_was() -> None:
     plan = Plan(Method(ALIKE, budget=4), Options(queries="keys"))
     keys = mx.random.normal((1, 2, 5, 8), key=mx.random.key(1))
-    before = admit(plan, None, keys, keys, 0)
+    before = admit(plan, None, keys, keys)
     mx.eval(before.rows.keys, before.rows.position)
-    after = admit(plan, before, keys[:, :, :1], keys[:, :, :1], 5)
+    after = admit(plan, before, keys[:, :, :1], keys[:, :, :1])
     mx.eval(after.rows.keys)
     assert before.rows.position.tolist() == [[[0, 1, 2, 3, 4]] * 2]
     assert mx.array_equal(before.rows.keys[:, :, :5], keys).item()
@@ -78,7 +78,7 @@ def test_centred_keys_lose_the_mean_of_all_keys_so_far_however_they_were_cut(cut
     layer, found = None, []
     for start, length in zip(np.cumsum([0, *cut]), cut, strict=False):
         now = keys[:, :, int(start) : int(start) + length]
-        layer = admit(plan, layer, now, now, int(start))
+        layer = admit(plan, layer, now, now)
         layer, queries = stand_ins(plan, layer, now)
         found.append(np.array(queries))
     wide = np.array(keys).astype(np.float64)

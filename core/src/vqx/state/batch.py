@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from vqx.state import joined
 from vqx.state.allotment import Allotment
-from vqx.state.layer import Layer, Plan, admit, caught_up, dense, settle, stand_ins, watch
+from vqx.state.layer import Layer, Plan, admit, attended, caught_up, settle, stand_ins, watch
 from vqx.state.parts import Part, causal, of_each, seen_by, side_by_side, split
 from vqx.state.saved import Recipe
 from vqx.state.shown import check, unusable
@@ -109,7 +109,8 @@ class EvictingBatch:
     @property
     def offset(self) -> int | mx.array:
         """The position at which the model rotates the next query and key: ``[B]`` where sequences differ."""
-        at = tuple(seen - skip for seen, skip in zip(self.tokens_seen, self._skip, strict=True))
+        place = self.tokens_kept if self.plan.compact else self.tokens_seen
+        at = tuple(before - skip for before, skip in zip(place, self._skip, strict=True))
         return at[0] if len(set(at)) == 1 else mx.array(at)
 
     def prepare(
@@ -238,7 +239,7 @@ class EvictingBatch:
             both: tuple[mx.array, mx.array] = self._one.keys_and_values()
             return both
         if self._together and self._parts[0].layer is not None:
-            return dense(self.plan, self._parts[0].layer)
+            return attended(self.plan, self._parts[0].layer)
         return side_by_side(self.plan, self._parts, self._length)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
@@ -431,8 +432,7 @@ class EvictingBatch:
         """A part with its own new tokens."""
         if not part.new:
             return part
-        start = 0 if part.layer is None else part.layer.tokens_seen
-        layer = admit(self.plan, part.layer, part.own(keys), part.own(values), start)
+        layer = admit(self.plan, part.layer, part.own(keys), part.own(values))
         return part._replace(layer=caught_up(self.plan, layer))
 
     def _stand_in(self, part: Part, keys: mx.array) -> Part:
@@ -456,8 +456,6 @@ def unfit(plan: Plan, allotment: Allotment | None) -> str:
         return "heads share a budget, and each sequence shares it out in its own way"
     if allotment is not None or plan.method.share is not None:
         return "layers share their rows, by what they read of one text"
-    if plan.compact:
-        return "compact positions turn the rows of each sequence by its own number of rows"
     return ""
 
 

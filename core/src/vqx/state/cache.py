@@ -21,9 +21,9 @@ from vqx.state.layer import (
     Plan,
     admit,
     admit_bare,
+    attended,
     caught_up,
     dense,
-    placed,
     stand_ins,
     wait,
     watch,
@@ -155,7 +155,7 @@ class EvictingCache:
                     " share their rows; let them have one budget"
                 )
             keys = mx.depends([keys], waiting)[0]
-        layer = admit(self.plan, self._layer, keys, values, self.offset)
+        layer = admit(self.plan, self._layer, keys, values)
         if self.plan.method.scorer.reads_queries and self.plan.options.queries != "model":
             layer, queries = stand_ins(self.plan, layer, keys)
             layer = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5)
@@ -264,9 +264,7 @@ class EvictingCache:
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The rows held, as attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
-        layer = self._held()
-        keys, values = dense(self.plan, layer)
-        return (placed(self.plan, layer) if self.plan.compact else keys), values
+        return attended(self.plan, self._held())
 
     def now(self) -> dict[str, Any]:
         """All that the cache is, for ``go_back``."""

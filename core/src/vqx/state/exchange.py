@@ -91,7 +91,7 @@ def _over_one(plan: Plan, layer: Layer, chosen: kernels.Chosen, keys: mx.array, 
     rows, start, at = layer.rows, layer.tokens_seen, chosen.slot[..., None]
     position, columns = chosen.position, rows.columns
     if position is None or len(chosen.columns) < len(columns):
-        new = begun(plan, keys, values, start, start)
+        new = begun(plan, keys, values, start)
         known = {} if position is None else chosen.columns
         fresh = {name: column for name, column in new.columns.items() if name not in known}
         columns = {

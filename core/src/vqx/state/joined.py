@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 import numpy as np
 
-from vqx.scorers import Arrivals
 from vqx.state.attention import HIDDEN
-from vqx.state.layer import Each, Layer, Plan, Seen, settle
+from vqx.state.layer import Each, Layer, Plan, Seen, columns_of, settle
 from vqx.state.rows import Rows, filled, overwrite, reserve
 
 
@@ -42,7 +41,7 @@ def take(layer: Layer, members: Sequence[int]) -> Layer:
             picked(held.position),
             {name: picked(column) for name, column in held.columns.items()},
         ),
-        seen=None if seen is None else seen._replace(queries=picked(seen.queries)),
+        seen=None if seen is None else seen.taken(members),
         key_sum=None if layer.key_sum is None else picked(layer.key_sum),
         notes={name: picked(note) for name, note in layer.notes.items()},
     )
@@ -142,17 +141,29 @@ def _settled(plan: Plan, layer: Layer, read: Sequence[bool]) -> tuple[Layer, mx.
     if not single:
         return layer, slot
     # all are looked at, which copies nothing, and of those that are not due nothing is taken
-    after, chosen = settle(plan, _first(layer, budget + 1), room=1)
+    before = _first(layer, budget + 1)
+    after, chosen = settle(plan, before, room=1)
     going = mx.array([i in single for i in range(batch)])[:, None, None]
-    if plan.method.merge is not None:
-        before = layer.rows.values
-        merged = mx.slice_update(before, after.rows.values, mx.array([0]), axes=[2])
-        values = mx.where(going[..., None], merged, before)
-        layer = layer._replace(rows=layer.rows._replace(values=values))
+    layer = layer._replace(rows=_changed(layer.rows, before.rows, after.rows, going))
     left = tuple(budget if i in single else n for i, n in enumerate(each.rows))
     # room for one row was asked for, so a slot is named
     slot = slot if chosen is None else mx.where(going, chosen, slot)
     return layer._replace(each=each._replace(rows=left)), slot
+
+
+def _changed(rows: Rows, before: Rows, after: Rows, going: mx.array) -> Rows:
+    """The rows, and in the sequences ``going`` what the first ones became from ``before`` to ``after``."""
+
+    def written(held: mx.array, new: mx.array) -> mx.array:
+        changed = mx.slice_update(held, new, mx.array([0]), axes=[2])
+        return mx.where(going if held.ndim == 3 else going[..., None], changed, held)
+
+    values = rows.values if after.values is before.values else written(rows.values, after.values)
+    columns = {
+        name: rows.columns[name] if column is before.columns[name] else written(rows.columns[name], column)
+        for name, column in after.columns.items()
+    }
+    return rows._replace(values=values, columns=columns)
 
 
 def _cut(plan: Plan, layer: Layer, queries: int) -> Layer:
@@ -206,9 +217,8 @@ def _arrived(plan: Plan, each: Each, keys: mx.array, values: mx.array) -> Rows:
     if plan.packing is not None:
         held = plan.packing.packed(keys, values)
         keys, values = plan.packing.unpacked(*held)
-    columns = plan.method.scorer.init(Arrivals(keys, values, start))
     position = mx.broadcast_to(mx.array(start, mx.int32)[:, None, None], keys.shape[:3])
-    return Rows(*held, position, {name: mx.array(column) for name, column in columns.items()})
+    return Rows(*held, position, columns_of(plan, keys, values, start))
 
 
 def _resized(layer: Layer, n: int, bound: int) -> Layer:
@@ -240,13 +250,18 @@ def _seen(plan: Plan, layers: Sequence[Layer], n: int) -> Seen | None:
             " one batch; use queries='centred-keys'"
         )
     longest = max(min(seen.queries.shape[3], window) for seen in found)
-    queries = []
+    queries, origin = [], []
     for seen in found:
         latest = seen.queries[..., -window:, :]
         wide = n - latest.shape[4] if seen.logits else 0
         room = [(0, 0)] * 3 + [(longest - latest.shape[3], 0), (0, wide)]
         queries.append(mx.pad(latest, room, constant_values=HIDDEN if seen.logits else 0))
-    return found[0]._replace(queries=mx.concatenate(queries, axis=0), origin=())
+        if seen.origin is not None:
+            places = np.broadcast_to(seen.origin[:, -window:], (latest.shape[0], latest.shape[3]))
+            origin.append(np.pad(places, [(0, 0), room[3]]))
+    return found[0]._replace(
+        queries=mx.concatenate(queries, axis=0), origin=np.concatenate(origin) if origin else None
+    )
 
 
 def _notes(plan: Plan, layers: Sequence[Layer]) -> dict[str, mx.array]:
@@ -277,7 +292,7 @@ def _told(layer: Layer, each: Each) -> Layer:
     seen = layer.seen
     if seen is not None:
         count = min(seen.queries.shape[3], tokens_seen)
-        origin = tuple(range(tokens_seen - count, tokens_seen))
+        origin = None if seen.origin is None else seen.origin[:, -count:]
         seen = seen._replace(queries=seen.queries[..., -count:, :], origin=origin)
     return layer._replace(
         tokens_seen=tokens_seen, generated=generated, evicted=rows < tokens_seen, each=None, seen=seen

@@ -4,9 +4,11 @@ Every length is a Python int that depends on counts alone, so no step waits for 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 
 from vqx import eviction, kernels
 from vqx.options import Options
@@ -15,7 +17,7 @@ from vqx.scorers import Arrivals, Held, Method
 from vqx.state import lanes
 from vqx.state.attention import HIDDEN, Block
 from vqx.state.packing import Packing
-from vqx.state.positions import Rotary
+from vqx.state.positions import STEPS, Rotary, closed_up, closed_up_over
 from vqx.state.processes import Processes
 from vqx.state.replay import replay
 from vqx.state.rows import (
@@ -36,6 +38,9 @@ WAITING = 32
 """Generated tokens whose queries are held, at least, before the scorer looks at them together."""
 
 
+Places: TypeAlias = npt.NDArray[np.int32]
+
+
 class Seen(NamedTuple):
     """The latest queries, as many as a score wants, with what attention did to them.
 
@@ -44,16 +49,23 @@ class Seen(NamedTuple):
     """
 
     queries: mx.array  # [B, H, G, q, D], or their logits [B, H, G, q, n]
-    origin: tuple[int, ...]  # the position each was rotated for
     scale: float
     sinks: mx.array | None = None  # [H * G]
     logits: bool = False
+    origin: Places | None = None  # [B or 1, q], at compact positions: the place each was rotated for
 
     def kept(self, slots: mx.array) -> "Seen":
         """With the rows at ``slots`` ``[B, H, m]`` only."""
         if not self.logits:
             return self
         return self._replace(queries=mx.take_along_axis(self.queries, slots[:, :, None, None], axis=4))
+
+    def taken(self, at: Sequence[int]) -> "Seen":
+        """Of the sequences at these places only."""
+        origin = self.origin
+        if origin is not None and len(origin) > 1:
+            origin = origin[[*at]]
+        return self._replace(queries=mx.take(self.queries, mx.array([*at]), axis=0), origin=origin)
 
     def first(self, n: int) -> "Seen":
         """With the first n rows only."""
@@ -192,13 +204,13 @@ class Plan(NamedTuple):
         return min(layer.size, self.method.budget) if self.due(layer) else layer.size
 
 
-def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array, origin: int) -> Layer:
-    """Settle what is pending, then hold S more rows: keys ``[B, H, S, D]``, rotated from ``origin`` on."""
+def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array) -> Layer:
+    """Settle what is pending, then hold S more rows: keys ``[B, H, S, D]``, rotated for where they stand."""
     length = keys.shape[2]
     if layer is not None and length == 1 and plan.spare(layer):
         return admit_bare(plan, layer, mx.depends([keys], layer.carried)[0], values)
     start = layer.tokens_seen if layer is not None else 0
-    new = begun(plan, keys, values, start, origin)
+    new = begun(plan, keys, values, start)
     bound = (plan.method.budget + plan.options.interval) * (1 if layer is None else layer.heads)
     if layer is None:
         layer = Layer(append(no_rows(new), new, bound))
@@ -246,7 +258,7 @@ def dressed(plan: Plan, layer: Layer) -> Layer:
         return layer
     n, start = rows.position.shape[2], layer.tokens_seen - rows.bare
     keys, values = (array[:, :, n:] for array in dense(plan, layer))
-    late = columns_of(plan, keys, values, start, start)
+    late = columns_of(plan, keys, values, start)
     position = mx.concatenate([rows.position, _count(keys, start)], axis=2)
     columns = {k: mx.concatenate([c, late[k]], axis=2) for k, c in rows.columns.items()}
     return layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
@@ -263,21 +275,21 @@ def wait(plan: Plan, layer: Layer, queries: mx.array, scale: float, sinks: mx.ar
     return layer._replace(waiting=Waiting(held, layer.tokens_seen, scale, sinks))
 
 
-def begun(plan: Plan, keys: mx.array, values: mx.array, start: int, origin: int) -> Rows:
+def begun(plan: Plan, keys: mx.array, values: mx.array, start: int) -> Rows:
     """New rows with what they start with."""
     held = keys, values
     if plan.packing is not None:  # a method sees rows as they are held
         held = plan.packing.packed(keys, values)
         keys, values = plan.packing.unpacked(*held)
-    return Rows(*held, _count(keys, start), columns_of(plan, keys, values, start, origin))
+    return Rows(*held, _count(keys, start), columns_of(plan, keys, values, start))
 
 
-def columns_of(plan: Plan, keys: mx.array, values: mx.array, start: int, origin: int) -> dict[str, mx.array]:
-    """What rows start with, ``[B, H, S]`` each."""
+def columns_of(plan: Plan, keys: mx.array, values: mx.array, start: Any) -> dict[str, mx.array]:
+    """What rows start with, ``[B, H, S]`` each; ``start`` as of ``vqx.Arrivals``."""
     columns = plan.method.scorer.init(Arrivals(keys, values, start))
     held = {name: mx.array(column) for name, column in columns.items()}
     if plan.compact:
-        held["origin"] = _count(keys, origin)
+        held[STEPS] = mx.zeros(keys.shape[:3], mx.int32)
     return held
 
 
@@ -289,6 +301,9 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
     method, rows = plan.method, layer.rows
     if plan.replays(layer):
         slots, columns = _replayed(plan, layer)
+        if plan.compact:
+            gone = mx.put_along_axis(mx.ones(rows.position.shape, mx.bool_), slots, mx.array(False), axis=2)
+            rows = closed_up(rows, gone)
         kept = pick(rows, slots, room)
         kept = kept._replace(columns={**kept.columns, **columns})
         return layer._replace(rows=kept, evicted=plan.due(layer) or layer.evicted), None
@@ -302,11 +317,11 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
     rows, heads = layer.rows, layer.heads
     age = rows.position if heads == 1 else rows.position * heads + rows.columns["head"]
     layer = layer._replace(evicted=True)
-    if layer.size == method.budget + 1 and room == 1 and not plan.compact:
+    if layer.size == method.budget + 1 and room == 1:
         slot = eviction.victims(score, age, heads)
         if method.merge is not None:
-            layer = layer._replace(rows=_merged(plan, held, rows, mx.arange(layer.size) == slot))
-        return layer, slot
+            rows = _merged(plan, held, rows, mx.arange(layer.size) == slot)
+        return layer._replace(rows=closed_up_over(rows, slot) if plan.compact else rows), slot
     keep = method.budget * heads
     few = in_place(plan, layer, room)
     if heads == 1 and method.merge is None and not plan.compact and not few:
@@ -317,6 +332,7 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
     stay = kernels.highest(score, age, keep)
     stay = top(score, age, keep) if stay is None else stay
     rows = _merged(plan, held, rows, ~stay)
+    rows = closed_up(rows, ~stay) if plan.compact else rows
     if few:
         return layer._replace(rows=move(rows, eviction.freed(stay, keep))), None
     slots = eviction.survivors(stay, age, keep)
@@ -416,7 +432,7 @@ def held_of(plan: Plan, layer: Layer) -> Held:
         last=latest(plan, layer),
         notes=layer.notes,
         rotary=plan.rotary,
-        place=layer.size if plan.compact else layer.end,
+        place=_next_place(plan, layer),
         across=one_set if together else None if plan.across is None else plan.across.mean,
     )
 
@@ -530,14 +546,25 @@ def widths(plan: Plan, rows: Rows) -> tuple[int, int]:
     return int(rows.keys.shape[3]), int(rows.values.shape[3])
 
 
+def attended(plan: Plan, layer: Layer) -> tuple[mx.array, mx.array]:
+    """Keys and values of the rows held as attention reads them."""
+    keys, values = dense(plan, layer)
+    return (placed(plan, layer) if plan.compact else keys), values
+
+
 def placed(plan: Plan, layer: Layer) -> mx.array:
     """Keys as attention reads them ``[B, H, n, D]``; compact positions turn each once, to its place."""
     keys, _ = dense(plan, layer)
     if plan.rotary is None or not plan.compact or not layer.evicted:
         return keys
-    origin = layer.rows.columns["origin"]  # as rows before it go, a row's place only becomes less
-    steps = origin - mx.arange(layer.size, dtype=mx.int32)
-    return plan.rotary.placed(keys, steps, layer.tokens_seen)
+    return plan.rotary.placed(keys, layer.rows.columns[STEPS], layer.tokens_seen)
+
+
+def _next_place(plan: Plan, layer: Layer) -> Any:
+    """For which position the next query is rotated; ``[B, 1, 1]`` where the sequences of a batch differ."""
+    if not plan.compact:
+        return layer.end
+    return layer.size if layer.each is None else mx.array(layer.each.rows)[:, None, None]
 
 
 def _count(keys: mx.array, start: int) -> mx.array:
@@ -564,9 +591,7 @@ def remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
         wanted = max(window - 1, 0) + length
     if not wanted:
         return layer
-    start = layer.size - length if plan.compact else block.start
-    origin = () if layer.each is not None else tuple(range(start, start + length))
-    queries = block.shown(wanted) if logits else block.queries
+    queries, origin = block.shown(wanted) if logits else block.queries, _origin(plan, layer, length)
     if layer.seen is not None and wanted > length:
         if logits and not layer.seen.logits:
             raise ValueError(
@@ -574,11 +599,28 @@ def remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
                 " queries cannot follow; use queries='centred-keys'"
             )
         queries = mx.concatenate([layer.seen.queries, queries], axis=3)
-        origin = (*layer.seen.origin, *origin)
+        origin = _behind(layer.seen.origin, origin)
     if queries.shape[3] > wanted:  # copied, since a view would keep all of them
         queries = apart(queries.swapaxes(2, 3), queries.shape[3] - wanted, queries.shape[3]).swapaxes(2, 3)
-    kept = Seen(queries, origin[-wanted:], block.scale, block.sinks, logits)
-    return layer._replace(seen=kept)
+    origin = None if origin is None else origin[:, -wanted:]
+    return layer._replace(seen=Seen(queries, block.scale, block.sinks, logits, origin))
+
+
+def _origin(plan: Plan, layer: Layer, length: int) -> Places | None:
+    """The places that the queries of the last ``length`` tokens were rotated for."""
+    if not plan.compact:
+        return None
+    rows = np.array([layer.size] if layer.each is None else layer.each.rows, np.int32)
+    return (rows[:, None] + np.arange(-length, 0)).astype(np.int32)
+
+
+def _behind(one: Places | None, other: Places | None) -> Places | None:
+    if one is None or other is None:
+        return None
+    batch = max(len(one), len(other))
+    both = [np.broadcast_to(each, (batch, each.shape[1])) for each in (one, other)]
+    found: Places = np.concatenate(both, axis=1)
+    return found
 
 
 def latest(plan: Plan, layer: Layer) -> Block | None:
@@ -588,8 +630,8 @@ def latest(plan: Plan, layer: Layer) -> Block | None:
         return None
     queries = seen.queries[..., -window:, :]
     count = queries.shape[3]
-    if plan.rotary is not None and plan.compact and not seen.logits:
-        place = mx.arange(layer.size - count, layer.size) - mx.array(seen.origin[-count:])
+    if plan.rotary is not None and seen.origin is not None and not seen.logits:
+        place = _next_place(plan, layer) + mx.arange(-count, 0) - mx.array(seen.origin[:, None, -count:])
         batch, heads, group, _, width = queries.shape
         flat = queries.reshape(batch, heads * group, count, width)
         turned = plan.rotary.turn(flat, mx.broadcast_to(place, flat.shape[:3]))
@@ -611,7 +653,7 @@ def _unturned(plan: Plan, layer: Layer, queries: mx.array, scale: float, later: 
     length, rotary = queries.shape[3], plan.rotary
     if rotary is None:
         raise ValueError("a scorer that takes notes of queries needs the layer's rotary embedding")
-    start = (layer.size if plan.compact else layer.end) - later - length
+    start = _next_place(plan, layer) - later - length
     batch, heads, group, _, width = queries.shape
     flat = (queries.astype(mx.float32) * scale).reshape(batch, heads * group, length, width)
     back = mx.broadcast_to(-(start + mx.arange(length, dtype=mx.int32)), flat.shape[:3])
@@ -619,7 +661,8 @@ def _unturned(plan: Plan, layer: Layer, queries: mx.array, scale: float, later: 
 
 
 def _replayed(plan: Plan, layer: Layer) -> tuple[mx.array, Mapping[str, mx.array]]:
-    seen, rows = layer.seen, layer.rows._replace(keys=placed(plan, layer))
+    own = {name: column for name, column in layer.rows.columns.items() if name != STEPS}
+    seen, rows = layer.seen, layer.rows._replace(keys=placed(plan, layer), columns=own)
     if plan.packing is not None:
         rows = rows._replace(values=dense(plan, layer)[1])
     return replay(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from vqx.state import joined
-from vqx.state.layer import Layer, Plan, dense
+from vqx.state.layer import Layer, Plan, attended
 
 
 class Part(NamedTuple):
@@ -54,12 +54,12 @@ def of_each(parts: Sequence[Part], of: Callable[[Part], tuple[int, ...]]) -> tup
 def side_by_side(plan: Plan, parts: Sequence[Part], length: int) -> tuple[mx.array, mx.array]:
     """Keys and values of all parts: the rows held before, padded to the longest, then ``length`` tokens."""
     some = next(part.layer for part in parts if part.layer is not None)
-    none = [array[:1, :, :0] for array in dense(plan, some)]
+    none = [array[:1, :, :0] for array in attended(plan, some)]
     held = []
     for part in parts:
         batch = len(part.members)
         empty = [mx.broadcast_to(array, (batch, *array.shape[1:])) for array in none]
-        held.append(empty if part.layer is None else [*dense(plan, part.layer)])
+        held.append(empty if part.layer is None else [*attended(plan, part.layer)])
     kept = max(arrays[0].shape[2] - part.new for part, arrays in zip(parts, held, strict=True))
     both: list[list[mx.array]] = [[], []]
     for part, arrays in zip(parts, held, strict=True):

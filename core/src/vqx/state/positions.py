@@ -11,10 +11,14 @@ import mlx.core as mx
 import numpy as np
 
 from vqx import kernels
+from vqx.state.rows import Rows
 
 Rope = Callable[..., mx.array]
 """A model's rotary module: ``rope(x [..., T, D], offset=int or array)`` -> rotated x."""
 
+
+STEPS = "steps"
+"""The column of compact rows that says by how many positions each is turned back: older rows that went."""
 
 NEAR = 256
 """Steps of the first of a kernel's two tables of turns."""
@@ -73,6 +77,24 @@ class Rotary(NamedTuple):
         halfway = mx.mean(turned, axis=2)[:, :, None]
         found = mx.where(mixed, mx.where(self.mirror[:, None] > 0, halfway[:, 0], halfway[:, 1]), 0.0)
         return found if places.ndim > 1 else found[0]
+
+
+def closed_up(rows: Rows, gone: mx.array) -> Rows:
+    """The rows with those that stay nearer by each older one of those that go, booleans ``[B, H, n]``."""
+    order = mx.argsort(rows.position, axis=2)
+    older = mx.cumsum(mx.take_along_axis(gone, order, axis=2).astype(mx.int32), axis=2)
+    steps = mx.take_along_axis(rows.columns[STEPS], order, axis=2) + older
+    return _stepped(rows, mx.put_along_axis(rows.columns[STEPS], order, steps, axis=2))
+
+
+def closed_up_over(rows: Rows, slot: mx.array) -> Rows:
+    """The same where of every head the one row at ``slot`` ``[B, H, 1]`` goes."""
+    newer = rows.position > mx.take_along_axis(rows.position, slot, axis=2)
+    return _stepped(rows, rows.columns[STEPS] + newer)
+
+
+def _stepped(rows: Rows, steps: mx.array) -> Rows:
+    return rows._replace(columns={**rows.columns, STEPS: steps})
 
 
 def rotary_of(rope: Rope, width: int) -> Rotary:

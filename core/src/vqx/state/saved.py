@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
+import numpy as np
 
-from vqx.state.layer import Layer, Plan, Seen
+from vqx.state.layer import Layer, Places, Plan, Seen
 from vqx.state.rows import Rows
 
 FORMAT = 1
@@ -78,7 +79,8 @@ def parts(layer: Layer) -> tuple[dict[str, Any], dict[str, mx.array]]:
     arrays |= {f"column {name}": column for name, column in rows.columns.items()}
     arrays |= {f"note {name}": note for name, note in layer.notes.items()}
     if seen is not None:
-        facts |= {"origin": list(seen.origin), "scale": seen.scale, "logits": seen.logits}
+        origin = None if seen.origin is None else seen.origin.tolist()
+        facts |= {"origin": origin, "scale": seen.scale, "logits": seen.logits}
         arrays |= {"queries": seen.queries} | ({} if seen.sinks is None else {"sinks": seen.sinks})
     if layer.key_sum is not None:
         arrays["key sum"] = layer.key_sum
@@ -98,7 +100,7 @@ def layer_of(facts: Mapping[str, Any], arrays: Mapping[str, mx.array], plan: Pla
     _want({"keys", "values", "position"} <= set(arrays), "rows are missing")
     layer = Layer(
         Rows(arrays["keys"], arrays["values"], arrays["position"], _named("column ", arrays)),
-        seen=_seen(facts, arrays),
+        seen=_seen(facts, arrays, plan),
         key_sum=arrays.get("key sum"),
         notes=_named("note ", arrays),
         evicted=facts["evicted"],
@@ -109,16 +111,24 @@ def layer_of(facts: Mapping[str, Any], arrays: Mapping[str, mx.array], plan: Pla
     return layer
 
 
-def _seen(facts: Mapping[str, Any], arrays: Mapping[str, mx.array]) -> Seen | None:
+def _seen(facts: Mapping[str, Any], arrays: Mapping[str, mx.array], plan: Plan) -> Seen | None:
     if "queries" not in arrays:
         return None
     queries: mx.array = arrays["queries"]
-    origin: Any = facts.get("origin")
     scale: Any = facts.get("scale")
-    _want(isinstance(origin, list) and all(type(at) is int for at in origin), "queries have no places")
     _want(isinstance(scale, float) and isinstance(facts.get("logits"), bool), "queries have no scale")
-    _want(queries.ndim == 5 and queries.shape[3] == len(origin), f"queries of shape {queries.shape}")
-    return Seen(queries, tuple(origin), scale, arrays.get("sinks"), facts["logits"])
+    _want(queries.ndim == 5, f"queries of shape {queries.shape}")
+    origin = _places(facts.get("origin"), queries) if plan.compact else None
+    return Seen(queries, scale, arrays.get("sinks"), facts["logits"], origin)
+
+
+def _places(told: Any, queries: mx.array) -> Places:
+    """What each query was rotated for, ``[B or 1, q]``."""
+    batch, *_, count, _ = queries.shape
+    right = isinstance(told, list) and len(told) in (1, batch)
+    right = right and all(isinstance(each, list) and len(each) == count for each in told)
+    _want(right and all(type(at) is int and 0 <= at <= HIGHEST for each in told for at in each), "places")
+    return np.array(told, np.int32)
 
 
 def _check_rows(layer: Layer, like: Layer) -> None:

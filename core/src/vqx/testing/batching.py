@@ -120,7 +120,10 @@ class Batched:
             poisoned = rows._replace(
                 keys=mx.where(nowhere[..., None], mx.nan, rows.keys),
                 values=mx.where(nowhere[..., None], mx.nan, rows.values),
-                columns={name: mx.where(held, mx.nan, column) for name, column in rows.columns.items()},
+                columns={
+                    name: mx.where(held, mx.nan, column) if column.dtype == mx.float32 else column
+                    for name, column in rows.columns.items()
+                },
             )
             batch._parts[place] = part._replace(layer=part.layer._replace(rows=poisoned))
 

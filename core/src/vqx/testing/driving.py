@@ -27,7 +27,8 @@ def cache_of(method: str, engine: Options, **options: Any) -> EvictingCache:
     """The cache of one layer, number 0; ``engine.queries`` must be set."""
     built = method_of(method, engine.queries or "model", **options)
     width = Shape().width
-    rotary = rotary_of(nn.RoPE(width), width) if built.scorer.rotary else None
+    turns = built.scorer.rotary or engine.positions == "compact"
+    rotary = rotary_of(nn.RoPE(width), width) if turns else None
     return EvictingCache(built, engine, rotary=rotary)
 
 

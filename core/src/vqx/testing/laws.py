@@ -230,15 +230,16 @@ class MethodLaws:
 
     def test_sequences_join_and_leave_a_batch_and_keep_what_they_keep_alone(self, setting: Setting) -> None:
         tokens = stream("gaussian", shape=Shape(length=80, batch=6))
-        for interval in (1, 4) if setting == [*self.settings, *self.pooled_settings][0] else (1,):
-            engine = Options(queries="model", interval=interval)
+        every = ({}, {"interval": 4}, {"positions": "compact"}, {"positions": "compact", "interval": 4})
+        for options in every if setting == [*self.settings, *self.pooled_settings][0] else every[:1]:
+            engine = Options(queries="model", **options)
             if self._cache(setting, engine).plan.method.floor is not None:
                 assert not hasattr(self._cache(setting, engine), "merge")  # then mlx-lm reads one at a time
                 return
             followed = Batched(self._cache(setting, engine), tokens)
             for number, (together, alone) in enumerate(followed.run()):
                 assert together.tokens_seen == alone.tokens_seen
-                _alike(remaining(together), remaining(alone), f"interval {interval}, look {number}")
+                _alike(remaining(together), remaining(alone), f"{options}, look {number}")
             assert any(cache.tokens_kept < cache.tokens_seen for cache in followed.alone)
 
     # what it refuses
