@@ -222,6 +222,37 @@ def test_a_turn_back_is_a_turn_the_other_way_to_the_bit(rope: nn.RoPE, dtype: mx
     assert mx.array_equal(rotary.turn_back(keys, steps), rotary.turn(keys, -steps)).item()
 
 
+def planes(pairs: int, tokens: int, sequences: int) -> int:
+    """The third side of the block that MLX launches on CUDA (``get_block_dims``), of which 64 are allowed."""
+    sides, most, last = [0, 0, 0], (pairs, tokens, sequences), -1
+    while last < sum(sides) < 10:
+        last = sum(sides)
+        for axis, size in enumerate(most):
+            if sum(sides) < 10 and size >= 2 ** (sides[axis] + 1):
+                sides[axis] += 1
+    return int(2 ** sides[2])
+
+
+@pytest.mark.parametrize("pairs", [1, 4, 8, 12, 16, 32, 64])
+def test_many_positions_fit_the_blocks_of_an_nvidia_gpu(pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rope, shapes = nn.RoPE(2 * pairs), []
+    keys = mx.random.normal((1, 2, 300, 128), key=mx.random.key(2))
+    steps = mx.broadcast_to(mx.arange(300), (1, 2, 300))
+    here = rotary_of(rope, 128).turn_back(keys, steps)
+
+    def seen(x: mx.array, offset: Any) -> mx.array:
+        shapes.append(x.shape)
+        return rope(x, offset=offset)
+
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert mx.array_equal(rotary_of(seen, 128).turn_back(keys, steps), here).item()
+    assert shapes[-1][0] == 600
+    asked = [planes(pairs, tokens, batch * -(-heads // 4)) for batch, heads, tokens, _ in shapes]
+    assert max(asked) <= 64
+    assert planes(8, 1, 600) == 128, "one token each"
+
+
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_a_kernel_turns_back_as_the_module_does(

@@ -23,6 +23,9 @@ STEPS = "steps"
 NEAR = 256
 """Steps of the first of a kernel's two tables of turns."""
 
+THREADS, PLANES = 1024, 64
+"""Threads that a block of an NVIDIA GPU has at most, and along its third axis."""
+
 PROBES = ((3, 5), (700, -650), (9000, -8999), (4000, 2000))
 """Positions and turns at which a module is checked."""
 
@@ -34,24 +37,29 @@ class Rotary(NamedTuple):
     scale: mx.array  # [D] what the module multiplies with apart from turning (yarn, su)
     mirror: mx.array  # [D] of +1 and -1: mirrored before and after, a turn goes the other way
     turns: Callable[[int], kernels.Turns]  # what turns back by less than so many steps are
+    beside: int = 1  # times that a key is turned side by side, so that its positions fit a GPU's blocks
 
     def turn(self, keys: mx.array, delta: mx.array) -> mx.array:
         """Move keys ``[B, H, n, D]`` by ``delta`` ``[B, H, n]`` positions, in float32."""
-        batch, heads, n, width = keys.shape
         # on CUDA, mx.fast.rope turns by wrong angles where one of several offsets is negative
         mirror = mx.where(delta[..., None] < 0, self.mirror, 1.0)
-        each = (keys.astype(mx.float32) / self.scale * mirror).reshape(batch * heads * n, 1, 1, width)
-        turned = self.rope(each, offset=mx.abs(delta).reshape(-1).astype(mx.int32))
-        return (turned.reshape(keys.shape) * mirror).astype(keys.dtype)
+        turned = self._each(keys.astype(mx.float32) / self.scale * mirror, mx.abs(delta).astype(mx.int32))
+        return (turned * mirror).astype(keys.dtype)
 
     def turn_back(self, keys: mx.array, steps: mx.array) -> mx.array:
         """Move keys ``[B, H, n, D]`` back by ``steps`` ``[B, H, n]`` positions, none negative, in float32.
 
         What ``turn`` gives for ``-steps``, in half the operations.
         """
-        each = keys.astype(mx.float32) / (self.scale * self.mirror)
-        turned = self.rope(each.reshape(steps.size, 1, 1, -1), offset=steps.reshape(-1))
-        return (turned.reshape(keys.shape) * self.mirror).astype(keys.dtype)
+        turned = self._each(keys.astype(mx.float32) / (self.scale * self.mirror), steps)
+        return (turned * self.mirror).astype(keys.dtype)
+
+    def _each(self, keys: mx.array, positions: mx.array) -> mx.array:
+        """The module's turn of each key ``[B, H, n, D]`` for its own position ``[B, H, n]``."""
+        each = keys.reshape(positions.size, 1, 1, -1)
+        if self.beside > 1:
+            each = mx.repeat(each, self.beside, axis=2)
+        return self.rope(each, offset=positions.reshape(-1))[:, :, :1].reshape(keys.shape)
 
     def placed(self, keys: mx.array, steps: mx.array, most: int) -> mx.array:
         """As ``turn_back`` by steps that are less than ``most``; a kernel does it where one runs."""
@@ -127,14 +135,25 @@ def rotary_of(rope: Rope, width: int) -> Rotary:
 
 def _read(rope: Rope, width: int) -> Rotary:
     """What the module does at 0, and which channels it turns together."""
-    axes = mx.eye(width)[:, None, None]
-    scale = mx.diag(rope(axes, offset=0)[:, 0, 0])
-    mixed = mx.abs(rope(axes, offset=1)[:, 0, 0]) * (1 - mx.eye(width))
+    axes = mx.eye(width)[None, :, None]
+    scale = mx.diag(rope(axes, offset=0)[0, :, 0])
+    mixed = mx.abs(rope(axes, offset=1)[0, :, 0]) * (1 - mx.eye(width))
     partner = mx.where(mx.max(mixed, axis=1) > 0, mx.argmax(mixed, axis=1), mx.arange(width))
     mirror = mx.where(partner < mx.arange(width), -1.0, 1.0)
     turns = functools.cache(lambda count: _turns(rotary, partner, count))
-    rotary = Rotary(rope, scale, mirror, turns)
+    rotary = Rotary(rope, scale, mirror, turns, _beside(int(np.sum(np.array(mirror) < 0))))
     return rotary
+
+
+def _beside(pairs: int) -> int:
+    """How many tokens a call has at least, so that MLX's block for ``pairs`` of channels is not too deep.
+
+    MLX (0.32.4) doubles the threads for pairs, tokens and sequences in turn until there are 1,024, and CUDA
+    refuses a launch with more than 64 for the sequences: 128 of one token each, with fewer than 16 pairs.
+    """
+    if not (mx.cuda.is_available() and mx.default_device() == mx.gpu):
+        return 1
+    return max(1, 2 * THREADS // PLANES >> pairs.bit_length()) if pairs else 1
 
 
 def _turns(rotary: Rotary, partner: mx.array, count: int) -> kernels.Turns:
