@@ -47,7 +47,7 @@ COSTS = {
     "heads": "nothing: one ranking or several",
     "skip": "those layers grow with the text",
     "prompt": "`whole` holds the whole prompt until it was read",
-    "cadence": "`token` reads prompts token by token on the host: slow",
+    "cadence": "`token` decides prompts token by token: slower",
     "positions": "`compact` turns every kept key at each step",
     "queries": "stand-ins cost quality; the model's own cost a look at each attention",
     "lag": "up to twice as many newest rows are fixed",

@@ -53,6 +53,12 @@ def target() -> str:
     return "reference" if kernels is None else str(kernels.choose().name)
 
 
+def at_once() -> str:
+    """As ``target``, for work that is waited for anyway: there the host's loops need not be asked for."""
+    kernels = offered()
+    return "reference" if kernels is None else str(kernels.choose_at_once().name)
+
+
 def described() -> list[str]:
     """What runs here and why, in one line; then a line for each target.
 
@@ -132,6 +138,8 @@ def _stepped(method: Method, stats: Mapping[str, Any], block: Any, **how: Any) -
     asked = _asked(kernels, block)
     if kernel.stands_for != (scorer.score, scorer.observe) or asked is None or not kernels.fits(asked):
         return None
+    if kernel.layer:
+        return None  # a block has one head's rows, and not the mean over all heads
     if not isinstance(block.generated, int):
         return None  # the sequences of a batch differ
     if block.length > 1 and kernel.lines.adjust != "(logit)":
@@ -141,6 +149,58 @@ def _stepped(method: Method, stats: Mapping[str, Any], block: Any, **how: Any) -
     if any(isinstance(factor, mx.array) and factor.size > 1 for factor in factors):
         return None
     return kernels.step(where, asked, rule, kernel.lines, stats, _guard(kernels, method), factors, **how)
+
+
+def replayed(
+    method: Method,
+    logits: Callable[[], mx.array],
+    position: mx.array,
+    columns: Mapping[str, mx.array],
+    *,
+    new: int,
+    earlier: int,
+    start: int,
+    sinks: mx.array | None,
+) -> tuple[mx.array, Mapping[str, mx.array]] | None:
+    """Token cadence over a tile: (the candidates that stay, oldest first ``[B, H, m]``, their columns).
+
+    Args:
+        logits: makes the scaled ones of ``earlier`` queries and the ``new`` tokens', ``[B, H, G, Q, M]``.
+        position: of the M candidates, the new tokens' rows last: ``[B, H, M]``.
+        start: the first new token's position.
+
+    None: no kernel serves the method here, or too few queries are known where the first row goes.
+    """
+    scorer, kernels, kernel = method.scorer, offered(), method.scorer.kernel
+    if kernels is None or kernel is None or kernel.stands_for != (scorer.score, scorer.observe):
+        return None
+    where, held, window = at_once(), position.shape[2] - new, scorer.window
+    seen = earlier + max(method.budget - held, 0) + 1  # queries known where the first row goes
+    if where == "reference" or held > method.budget or seen < window or (kernel.layer and columns):
+        return None
+    if any(column.dtype != mx.float32 for column in columns.values()):
+        return None
+    rule = dict(kernel.rule)
+    old, causal = rule.pop("old", 0), rule.pop("causal", True) and window > 1
+    hide = "newest" if old else "itself" if not rule.pop("itself", True) else "later" if causal else "nothing"
+    rule.pop("decay", None)  # a factor of the method's own lines, where one query is seen at a time
+    given, heads = logits(), position.shape[1]
+    if kernel.layer:
+        given = given.reshape(given.shape[0], 1, -1, *given.shape[3:])
+        position = position[:, :1]
+    tile = kernels.Tile(given, position, columns, new, start, None if old else sinks)
+    factors = _factors(kernel.factors, start, new)
+    guard = _guard(kernels, method)
+    ruled = kernels.Rule(hide=hide, old=old, **rule)
+    found = kernels.replayed(where, tile, ruled, kernel.lines, guard, method.budget, window, factors)
+    stay = mx.broadcast_to(found.chosen, (found.chosen.shape[0], heads, found.chosen.shape[2]))
+    return stay, found.columns
+
+
+@functools.lru_cache(maxsize=64)
+def _factors(each: Callable[..., tuple[float, ...]], start: int, new: int) -> tuple[tuple[float, ...], ...]:
+    """The numbers of a method's lines at each token of a prompt."""
+    return tuple([each(start + token, 0, 1) for token in range(new)])
 
 
 def exchange(method: Method, score: mx.array, position: mx.array, end: int) -> Chosen | None:

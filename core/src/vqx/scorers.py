@@ -148,6 +148,9 @@ class Kernel(NamedTuple):
     """Options of ``Attention.mass``, or of ``Attention.fused`` where the scorer has a window."""
     stands_for: tuple[Any, Any]
     """The ``score`` and ``observe`` that it equals: a scorer that wraps others has other ones."""
+    layer: bool = False
+    """Whether all heads of a layer rank together: a block takes them as one group, where their rows are the
+    same ones."""
 
 
 class Scorer(NamedTuple):
@@ -182,10 +185,15 @@ class Scorer(NamedTuple):
     """What a device with kernels runs instead of ``observe`` and ``score``, where one row goes for one."""
 
     def with_kernel(
-        self, lines: Any, factors: Callable[[Any, Any, int], tuple[Any, ...]], **rule: Any
+        self,
+        lines: Any,
+        factors: Callable[[Any, Any, int], tuple[Any, ...]],
+        *,
+        layer: bool = False,
+        **rule: Any,
     ) -> "Scorer":
         """The scorer with a kernel that equals it."""
-        return self._replace(kernel=Kernel(lines, factors, rule, (self.score, self.observe)))
+        return self._replace(kernel=Kernel(lines, factors, rule, (self.score, self.observe), layer))
 
     @property
     def reads_queries(self) -> bool:

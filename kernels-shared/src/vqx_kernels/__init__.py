@@ -3,20 +3,24 @@
 from vqx_kernels.attention import Asked, Rule, Step, fits, gained, mass, step
 from vqx_kernels.bodies import Method
 from vqx_kernels.keys import expected, spared
+from vqx_kernels.replaying import Replayed, Tile, replayed
 from vqx_kernels.selection import exchanged, kept, survivors, victim
 from vqx_kernels.small import Guard
-from vqx_kernels.targets import Target, choose, describe, targets
+from vqx_kernels.targets import Target, choose, choose_at_once, describe, targets
 from vqx_kernels.turning import Turns, turned
 
 __all__ = [
     "Asked",
     "Guard",
     "Method",
+    "Replayed",
     "Rule",
     "Step",
     "Target",
+    "Tile",
     "Turns",
     "choose",
+    "choose_at_once",
     "describe",
     "exchanged",
     "expected",
@@ -24,6 +28,7 @@ __all__ = [
     "gained",
     "kept",
     "mass",
+    "replayed",
     "spared",
     "step",
     "survivors",

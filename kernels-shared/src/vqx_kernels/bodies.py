@@ -6,6 +6,7 @@ array is there, and nothing else, so there is one text to test.
 
 import functools
 import hashlib
+import re
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -45,6 +46,10 @@ FRAGMENTS = {
     "repeats": Fragment(("keys", "position", "sizes", "factors"), ("newest", "product")),
     "turned": Fragment(("keys", "slots", "steps", "sizes", "channels", "near", "far"), ("turned",)),
     "spared": Fragment(("newest", "product", "sizes"), ("spared",)),
+    "replayed": Fragment(
+        ("products", "places", "sizes", "counts", "factors", "shares", "sinks"),
+        ("logits", "tops", "ranked", "chosen", "position"),
+    ),
 }
 ATTENTION = ("logits", "tops", "columns")
 STRIDED = ("queries", "keys")
@@ -125,8 +130,17 @@ def compose(
     for name in names:
         asks, gives = FRAGMENTS[name]
         text = _text(f"{name}.vqx")
+        text = text.replace("TOP\n", _text("top.vqx")).replace("FUSED\n", _text("fused.vqx"))
         if name in ("tops", "columns"):
             asks += tuple(read for read in method.reads if read in method.adjust)
+        if name == "replayed":
+            method = _over_time(method)
+            asks += tuple(f"{column}_held" for column in columns)
+            gives += tuple(f"{column}_out" for column in columns)
+            own = f"float score = gained;\n{method.text}\n" + _text("guard.vqx")
+            arrives = "".join(f"{c}_out[at] = {c}_held[candidate];\n" for c in columns)
+            text = text.replace("ARRIVES\n", arrives).replace("METHOD\n", own)
+            text = text.replace("SPANS\n", _text("spans.vqx"))
         if name == "columns":
             asks += method.reads
             gives += tuple(f"{write}_out" for write in method.writes) + (("ranked",) if ranks else ())
@@ -144,9 +158,22 @@ def compose(
         reads += [ask for ask in asks if ask not in (*reads, *writes)]
         writes += gives
         texts.append(text)
-    name = "_".join((method.name, *names)) if "columns" in names else "_".join(names)
-    inner = tuple(write for write in writes if write in ("logits", "tops") and "columns" in names)
+    attends = "columns" in names or "replayed" in names
+    name = "_".join((method.name, *names)) if attends else "_".join(names)
+    hidden = ("logits", "tops", "ranked") if "replayed" in names else ("logits", "tops") if attends else ()
+    inner = tuple(write for write in writes if write in hidden)
     return Body(name, tuple(reads), tuple(writes), "".join(texts), method.adjust, inner)
+
+
+def _over_time(method: Method) -> Method:
+    """A method's lines where statistics stay in place from token to token, each with numbers of its own."""
+
+    def there(text: str) -> str:
+        for name in method.reads:
+            text = re.sub(rf"\b{name}\b", f"{name}_out", text)
+        return re.sub(r"factors\[(\d+)\]", r"factors[token * FACTORS + \1 - 1]", text)
+
+    return method._replace(text=there(method.text), adjust=there(method.adjust))
 
 
 @functools.cache

@@ -52,6 +52,13 @@ def choose() -> Target:
     return _choose(os.environ.get("VQX_DEVICE"), mx.default_device().type == mx.DeviceType.gpu)
 
 
+def choose_at_once() -> Target:
+    """As ``choose``, for work that its caller waits for: the host's loops need not be asked for there."""
+    chosen, forced = choose(), os.environ.get("VQX_DEVICE")
+    host = next(target for target in targets() if target.name == "host")
+    return host if chosen.name == "reference" and forced is None and host.available else chosen
+
+
 def describe() -> list[str]:
     """What runs here and why, in one line, and a line for each target.
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from vqx_kernels import attention, keys, probe, selection, turning
+from vqx_kernels import attention, keys, probe, replaying, selection, turning
 from vqx_kernels.attention import Asked, Rule
+from vqx_kernels.bodies import Method
 from vqx_kernels.small import Guard
 
 TYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -163,6 +164,21 @@ def turned(target: str, dtype: mx.Dtype, width: int) -> dict[str, mx.array]:
     return {"gathered": turning.turned(*given, mx.array(slots)), "turned": turning.turned(*given)}
 
 
+def replayed(target: str) -> dict[str, mx.array]:
+    """Twenty tokens after eighty, one row for each; a method that observes, and one of a window."""
+    made = np.random.Generator(np.random.Philox(7))
+    place = mx.array(np.tile(np.arange(100, dtype=np.int32), (2, 2, 1)))
+    mass, sinks = mx.array(made.random(place.shape, np.float32)), mx.array([0.5, -1.0, 2.0, 1.0])
+    logits = mx.array(made.normal(size=(2, 2, 2, 24, 100), scale=3.0).astype(np.float32))
+    guard, fading = Guard(2, 8, ((40, 50),)), [(0.9,)] * 20
+    own = replaying.Tile(logits[..., 4:, :], place, {"mass": mass}, 20, 80, sinks)
+    seen = replaying.replayed(target, own, Rule("nothing"), probe.MASS, guard, 84, 0, fading)
+    old = Rule("newest", old=4, group="max", queries="max")
+    late = replaying.Tile(logits, place, {}, 20, 80)
+    window = replaying.replayed(target, late, old, Method("last", "score = gained;"), guard, 84, 4, [()] * 20)
+    return {"stay": seen.chosen, "mass": seen.columns["mass"], "window": window.chosen}
+
+
 WORK: dict[str, Callable[[str], dict[str, mx.array]]] = {
     "small": probe.small,
     **{case.name: partial(attended, number=number) for number, case in enumerate(CASES)},
@@ -170,6 +186,7 @@ WORK: dict[str, Callable[[str], dict[str, mx.array]]] = {
     "exchange": exchanged,
     "prompt": prompt,
     "keys alone": of_keys,
+    "token by token": replayed,
     **{
         f"turned {dtype}": partial(turned, dtype=TYPES[dtype], width=width)
         for dtype, width in (("float32", 32), ("float16", 80), ("bfloat16", 256))

@@ -1,7 +1,8 @@
 """Token cadence over a block: one eviction a token, each decided before the next token is looked at.
 
 Rows keep the rotation they came with, so logits do not depend on what was evicted: a tile's logits come
-from one product on the device, and the evictions are a light loop over tokens in NumPy, all heads at once.
+from one product on the device. The evictions are a loop over tokens, which a kernel goes through for each
+head (a GPU's, or the host's C loops); here, in NumPy for all heads at once, it is defined.
 """
 
 import functools
@@ -12,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from vqx import kernels
 from vqx.eviction import LARGEST, safe
 from vqx.scorers import Fused, Held, Method, Over, Temperature
 from vqx.state.rows import Rows, filled
@@ -117,36 +119,74 @@ def replay(
     score that asks for it waits for the others at every token.
     Returns the slots kept ``[B, H, m]``, oldest row first, and the columns of those rows.
     """
-    position = np.array(rows.position).astype(np.int64)
-    columns = {name: np.array(column) for name, column in rows.columns.items()}
-    if queries is None and method.scorer.reads_queries:
-        raise ValueError("token cadence needs the queries of the last forward, and none were shown")
-    held, earlier = position.shape[2] - new, 0 if queries is None else queries.shape[3] - new
+    lanes, held = rows.position.shape[:2], rows.position.shape[2] - new
+    earlier = 0 if queries is None else queries.shape[3] - new
     read = _reader(rows)
-    slots = np.broadcast_to(np.arange(held), (*position.shape[:2], held))
-    stats = {name: column[..., :held] for name, column in columns.items()}
-    host_sinks = None
-    if sinks is not None:
-        host_sinks = np.array(sinks.astype(mx.float32)).reshape(1, position.shape[1], -1, 1, 1)
+    slots = mx.broadcast_to(mx.arange(held, dtype=mx.int32), (*lanes, held))
+    columns = {name: column[..., :held] for name, column in rows.columns.items()}
     for first in range(0, new, TILE):
         last = min(first + TILE, new)
         before = min(earlier + first, max(method.scorer.window - 1, 0))
-        fresh = np.arange(held + first, held + last)
-        slots = np.concatenate([slots, np.broadcast_to(fresh, (*slots.shape[:2], last - first))], axis=2)
-        logits = np.zeros((*slots.shape[:2], 1, before + last - first, 0), np.float32)
-        if queries is not None:
-            asked = queries[..., earlier + first - before : earlier + last, :]
-            logits = _logits(asked, rows, slots, scale)
-        chosen, stats = _tile(
+        fresh = slice(held + first, held + last)
+        arriving = mx.broadcast_to(mx.arange(fresh.start, fresh.stop, dtype=mx.int32), (*lanes, last - first))
+        slots = mx.concatenate([slots, arriving], axis=2)
+        columns = {
+            name: mx.concatenate([column, rows.columns[name][..., fresh]], axis=2)
+            for name, column in columns.items()
+        }
+        part = None if queries is None else queries[..., earlier + first - before : earlier + last, :]
+        chosen, columns = _decided(
             method,
-            HostBlock(logits, _take(position, slots), start + first, host_sinks),
-            {name: np.concatenate([c, columns[name][..., fresh]], axis=2) for name, c in stats.items()},
+            functools.partial(_logits, part, rows, slots, scale),
+            Candidates(
+                mx.take_along_axis(rows.position, slots, axis=2), columns, last - first, start + first
+            ),
             before,
+            sinks,
             functools.partial(_read, read, slots),
-            None if across is None else functools.partial(_across, across),
+            across,
         )
-        slots = _take(slots, chosen)
-    return mx.array(slots.astype(np.int32)), {name: mx.array(column) for name, column in stats.items()}
+        slots = mx.take_along_axis(slots, chosen, axis=2)
+    return slots, columns
+
+
+class Candidates(NamedTuple):
+    """The rows of a tile: those held, then one for each token."""
+
+    position: mx.array  # [B, H, m]
+    columns: Mapping[str, mx.array]  # each [B, H, m]
+    new: int
+    start: int  # position of the first token
+
+
+def _decided(
+    method: Method,
+    logits: Callable[[], mx.array],
+    tile: Candidates,
+    before: int,
+    sinks: mx.array | None,
+    read: Callable[[Ints], tuple[Floats, Floats]],
+    across: Callable[[mx.array], mx.array] | None,
+) -> tuple[mx.array, dict[str, mx.array]]:
+    """The candidates that stay, oldest first, and their columns: by a kernel, or token by token in NumPy."""
+    position, columns, new, start = tile
+    if across is None:
+        found = kernels.replayed(
+            method, logits, position, columns, new=new, earlier=before, start=start, sinks=sinks
+        )
+        if found is not None:
+            return found[0], dict(found[1])
+    lanes = position.shape[:2]
+    known, learned = np.zeros((*lanes, 1, before + new, 0), np.float32), None
+    if method.scorer.reads_queries:
+        known = np.array(logits())
+    if sinks is not None:
+        learned = np.array(sinks.astype(mx.float32)).reshape(1, lanes[1], -1, 1, 1)
+    block = HostBlock(known, np.array(position).astype(np.int64), start, learned)
+    stats = {name: np.array(column) for name, column in columns.items()}
+    mean = None if across is None else functools.partial(_across, across)
+    chosen, stats = _tile(method, block, stats, before, read, mean)
+    return mx.array(chosen.astype(np.int32)), {name: mx.array(column) for name, column in stats.items()}
 
 
 def _tile(
@@ -198,13 +238,14 @@ def _victim(score: Floats, position: Ints, newest: int, method: Method) -> Ints:
     return oldest
 
 
-def _logits(queries: mx.array, rows: Rows, slots: Ints, scale: float) -> Floats:
+def _logits(queries: mx.array | None, rows: Rows, slots: mx.array, scale: float) -> mx.array:
     """Scaled logits ``[B, H, G, q, m]`` of queries against the rows at ``slots``."""
-    keys = mx.take_along_axis(filled(rows)[0], mx.array(slots.astype(np.int32))[..., None], axis=2)
-    keys = keys.astype(mx.float32)
+    if queries is None:
+        raise ValueError("token cadence needs the queries of the last forward, and none were shown")
+    keys = mx.take_along_axis(filled(rows)[0], slots[..., None], axis=2).astype(mx.float32)
     batch, heads, group, length, width = queries.shape
     asked = (queries.astype(mx.float32) * scale).reshape(batch, heads, group * length, width)
-    return np.array((asked @ keys.swapaxes(-1, -2)).reshape(batch, heads, group, length, -1))
+    return (asked @ keys.swapaxes(-1, -2)).reshape(batch, heads, group, length, -1)
 
 
 def _reader(rows: Rows) -> Callable[[], tuple[Floats, Floats]]:
@@ -218,9 +259,9 @@ def _reader(rows: Rows) -> Callable[[], tuple[Floats, Floats]]:
     return read
 
 
-def _read(read: Callable[[], tuple[Floats, Floats]], slots: Ints, chosen: Ints) -> tuple[Floats, Floats]:
+def _read(read: Callable[[], tuple[Floats, Floats]], slots: mx.array, chosen: Ints) -> tuple[Floats, Floats]:
     """Keys and values of the chosen candidates of a tile."""
-    at = _take(slots, chosen)[..., None]
+    at = _take(np.array(slots).astype(np.int64), chosen)[..., None]
     keys, values = read()
     return np.take_along_axis(keys, at, axis=2), np.take_along_axis(values, at, axis=2)
 

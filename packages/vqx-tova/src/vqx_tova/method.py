@@ -44,8 +44,7 @@ def last_attention(config: TovaConfig) -> Scorer:
         return held.over_heads(each) if config.heads == "layer" else each
 
     scorer = Scorer(score=score, window=1)
-    # one kept set for all heads wants their mean, which no block of a kernel has
-    return scorer if config.heads == "layer" else scorer.with_kernel(LAST, lambda *_: ())
+    return scorer.with_kernel(LAST, lambda *_: (), layer=config.heads == "layer")
 
 
 def tova(config: TovaConfig) -> Method:
