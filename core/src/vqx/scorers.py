@@ -174,6 +174,9 @@ class Scorer(NamedTuple):
     the model's scale. Where the sequences of a batch differ, positions are ``[B, 1, 1]``, S is 1, and notes
     that a sequence has none of are 0. Needs ``rotary`` and block cadence."""
 
+    decay: float | None = None
+    """``observe`` asks of generated tokens for their mass with this decay, and no more; None: for more."""
+
     anew: bool = False
     """Whether ``observe`` looks at each block in another way (draws noise for it): generated tokens are then
     observed one by one, else many at once where no score is asked for in between."""
@@ -259,4 +262,4 @@ def accumulated(*, decay: float = 1.0, itself: bool = True, per_sighting: bool =
         seen = held.stats["seen"]
         return held.stats["mass"] / (seen + (seen == 0))
 
-    return Scorer(score=score, init=init, observe=observe)
+    return Scorer(score=score, init=init, observe=observe, decay=decay if itself else None)

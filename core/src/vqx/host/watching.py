@@ -18,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
 
+from vqx.host.weighing import weighed, weighs
 from vqx.state.batch import EvictingBatch
 from vqx.state.cache import EvictingCache
 from vqx.state.reversible import ReversibleCache
@@ -84,6 +85,11 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         sinks: mx.array | None = None,
     ) -> mx.array:
         ours = isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache))
+        plain = mask is None and sinks is None and attend is base.scaled_dot_product_attention
+        if plain and isinstance(cache, EvictingCache) and cache.takes_mass and weighs(queries, keys, values):
+            found, mass = weighed(queries, keys, values, scale)
+            cache.observe(queries, keys, scale, mask, sinks, mass)
+            return _tied(found, cache)
         if ours:
             cache.observe(queries, keys, scale, mask, sinks)
         if not ours or (mask is None and isinstance(cache, EvictingCache) and not cache.in_lanes):

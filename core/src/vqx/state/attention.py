@@ -25,6 +25,15 @@ MOST: ContextVar[int | None] = ContextVar("MOST", default=None)
 """Tiles taken of a block, the last ones; None: all, except where only the memory that they take is asked."""
 
 
+class Known(NamedTuple):
+    """What attention itself gave to each row."""
+
+    mass: mx.array
+    """The weights of all queries of a block, each the mean over its group, summed: ``[B, H, n]`` float32."""
+    decay: float | None = None
+    """What multiplied the sum at each later query; None: there is one query."""
+
+
 class Block(NamedTuple):
     """S queries of one layer against its n rows."""
 
@@ -42,6 +51,7 @@ class Block(NamedTuple):
     elsewhere: bool = False  # rows at the position ELSEWHERE are another head's
     later: int = 0  # queries of the same window that come after this part of it
     ordered: bool = False  # the queries' own rows are the last ones, in their order
+    known: "Known | None" = None  # of queries of tokens generated one by one, where attention said it
 
     @property
     def length(self) -> int:
@@ -59,6 +69,8 @@ class Block(NamedTuple):
             found = kernels.gained(self, itself=itself, decay=decay)
             if found is not None:
                 return found
+            if self.known is not None and itself and self.known.decay in (decay, None):
+                return self.known.mass
         total = mx.zeros(self.position.shape, mx.float32)
         wide = self if self.keys is None else self._replace(keys=self.keys.astype(mx.float32))
         n = self.position.shape[2]
@@ -115,6 +127,9 @@ class Block(NamedTuple):
         )
         if served is not None:
             return served
+        plain = group == "mean" and causal and not old and not fuse_logits
+        if self.known is not None and self.known.decay is None and plain:
+            return self.known.mass
         found = mx.zeros(self.position.shape, mx.float32)
         over: Any = "max" if queries == "max" else "sum"
         for first, last in self._tiles():

@@ -14,6 +14,7 @@ from vqx.options import Options
 from vqx.scorers import Method
 from vqx.state import lanes
 from vqx.state.allotment import Allotment
+from vqx.state.attention import Known
 from vqx.state.batch import EvictingBatch, unfit
 from vqx.state.exchange import decided, exchanged
 from vqx.state.layer import (
@@ -179,10 +180,12 @@ class EvictingCache:
             return []
         if self._layer.ahead is not None:
             return self._layer.ahead.carried
+        waiting = self._layer.waiting
+        known = [] if waiting is None or waiting.known is None else [waiting.known.mass]
         if not self._loose:
-            return []
+            return known
         self._loose = False
-        return [*self._layer.carried, *([] if self._nan is None else [self._nan])]
+        return [*known, *self._layer.carried, *([] if self._nan is None else [self._nan])]
 
     def _admitted(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self.unseen = self._unshown
@@ -206,7 +209,13 @@ class EvictingCache:
         return bool(self.unseen) and layer is not None and (layer.last, layer.rows.length) == (length, rows)
 
     def observe(
-        self, queries: mx.array, keys: mx.array, scale: float, mask: Any, sinks: mx.array | None
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None,
+        mass: mx.array | None = None,
     ) -> None:
         """See the queries of the forward under way (called by the attention hook).
 
@@ -217,6 +226,8 @@ class EvictingCache:
             scale: the model's own scale.
             mask: None, ``"causal"``, or an array: booleans, or numbers that are added to the logits.
             sinks: ``[H * G]`` learned logits that join the softmax's denominator, or None.
+            mass: ``[B, H, n]`` float32, what one query gave to each row, the mean over its group; None: it
+                is computed if a score asks for it.
         """
         layer = self._layer
         if layer is None:
@@ -225,7 +236,7 @@ class EvictingCache:
         if keys is read and mask is None and self.plan.defers:
             before = layer.waiting
             if before is None or before.sinks is sinks:
-                layer, self.unseen = wait(self.plan, layer, queries, scale, sinks), ""
+                layer, self.unseen = wait(self.plan, layer, queries, scale, sinks, mass), ""
                 if self.plan.due(layer):
                     layer = layer._replace(ahead=decided(self.plan, layer))
                 self._layer = layer
@@ -243,9 +254,17 @@ class EvictingCache:
             batch, _, length, width = queries.shape
             grouped = queries.reshape(batch, layer.rows.keys.shape[1] * layer.heads, -1, length, width)
             layer = caught_up(self.plan, layer)
+            known = None if mass is None else Known(mass)
             self.layer = watch(
-                self.plan, layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits
-            )
+                self.plan, layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits,
+                known=known,
+            )  # fmt: skip
+
+    @property
+    def takes_mass(self) -> bool:
+        """Whether ``observe`` is better told what one query under way gave to each row."""
+        layer = self._layer
+        return bool(self.unseen) and layer is not None and layer.last == 1 and self.plan.takes_mass(layer)
 
     @property
     def in_lanes(self) -> bool:

@@ -260,7 +260,9 @@ def _seen(plan: Plan, layers: Sequence[Layer], n: int) -> Seen | None:
             places = np.broadcast_to(seen.origin[:, -window:], (latest.shape[0], latest.shape[3]))
             origin.append(np.pad(places, [(0, 0), room[3]]))
     return found[0]._replace(
-        queries=mx.concatenate(queries, axis=0), origin=np.concatenate(origin) if origin else None
+        queries=mx.concatenate(queries, axis=0),
+        origin=np.concatenate(origin) if origin else None,
+        known=None,
     )
 
 
@@ -293,7 +295,7 @@ def _told(layer: Layer, each: Each) -> Layer:
     if seen is not None:
         count = min(seen.queries.shape[3], tokens_seen)
         origin = None if seen.origin is None else seen.origin[:, -count:]
-        seen = seen._replace(queries=seen.queries[..., -count:, :], origin=origin)
+        seen = seen._replace(queries=seen.queries[..., -count:, :], origin=origin, known=None)
     return layer._replace(
         tokens_seen=tokens_seen, generated=generated, evicted=rows < tokens_seen, each=None, seen=seen
     )

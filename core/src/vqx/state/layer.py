@@ -15,7 +15,7 @@ from vqx.options import Options
 from vqx.ranking import top
 from vqx.scorers import Arrivals, Held, Method
 from vqx.state import lanes
-from vqx.state.attention import HIDDEN, Block
+from vqx.state.attention import HIDDEN, Block, Known
 from vqx.state.packing import Packing
 from vqx.state.positions import STEPS, Rotary, closed_up, closed_up_over
 from vqx.state.processes import Processes
@@ -53,11 +53,16 @@ class Seen(NamedTuple):
     sinks: mx.array | None = None  # [H * G]
     logits: bool = False
     origin: Places | None = None  # [B or 1, q], at compact positions: the place each was rotated for
+    known: Known | None = None  # what attention gave to the rows, while they are the same
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.queries] if self.known is None else [self.queries, self.known.mass]
 
     def kept(self, slots: mx.array) -> "Seen":
         """With the rows at ``slots`` ``[B, H, m]`` only."""
         if not self.logits:
-            return self
+            return self._replace(known=None)
         return self._replace(queries=mx.take_along_axis(self.queries, slots[:, :, None, None], axis=4))
 
     def taken(self, at: Sequence[int]) -> "Seen":
@@ -65,16 +70,17 @@ class Seen(NamedTuple):
         origin = self.origin
         if origin is not None and len(origin) > 1:
             origin = origin[[*at]]
-        return self._replace(queries=mx.take(self.queries, mx.array([*at]), axis=0), origin=origin)
+        taken = mx.take(self.queries, mx.array([*at]), axis=0)
+        return self._replace(queries=taken, origin=origin, known=None)
 
     def first(self, n: int) -> "Seen":
         """With the first n rows only."""
-        return self._replace(queries=self.queries[..., :n]) if self.logits else self
+        return self._replace(queries=self.queries[..., :n]) if self.logits else self._replace(known=None)
 
     def joined(self, count: int, slot: mx.array | None) -> "Seen":
         """With ``count`` rows more, behind the others or at ``slot``, which no earlier query saw."""
         if not self.logits:
-            return self
+            return self._replace(known=None)
         if slot is None:
             room = [(0, 0)] * 4 + [(0, count)]
             return self._replace(queries=mx.pad(self.queries, room, constant_values=HIDDEN))
@@ -98,6 +104,7 @@ class Waiting(NamedTuple):
     end: int  # the position behind the last of them
     scale: float
     sinks: mx.array | None  # [H * G]
+    known: Known | None = None
 
     def block(self, heads: int) -> mx.array:
         """All of them, ``[B, H, G, S, D]``."""
@@ -154,7 +161,7 @@ class Layer(NamedTuple):
     @property
     def carried(self) -> list[mx.array]:
         """The arrays that no logits need yet."""
-        asked = [] if self.seen is None else [self.seen.queries]
+        asked = [] if self.seen is None else self.seen.arrays
         total = [] if self.key_sum is None else [self.key_sum]
         return [self.rows.position, *self.rows.columns.values(), *self.notes.values(), *asked, *total]
 
@@ -171,6 +178,13 @@ class Plan(NamedTuple):
     @property
     def compact(self) -> bool:
         return self.options.positions == "compact"
+
+    def takes_mass(self, layer: Layer) -> bool:
+        """Whether all that the scorer asks of the token generated last is what attention gave to each row."""
+        scorer = self.method.scorer
+        if scorer.note is not None or layer.heads > 1 or layer.each is not None:
+            return False
+        return scorer.decay is not None or (scorer.observe is None and scorer.window == 1 and self.due(layer))
 
     def replays(self, layer: Layer) -> bool:
         """Token cadence decides a forward of several tokens one by one, once all are there."""
@@ -248,7 +262,8 @@ def caught_up(plan: Plan, layer: Layer) -> Layer:
         return layer
     queries, later = waiting.block(layer.rows.keys.shape[1]), layer.tokens_seen - waiting.end
     layer = layer._replace(waiting=None)
-    return watch(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks, later=later)
+    known = waiting.known if not later else None
+    return watch(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks, later=later, known=known)
 
 
 def dressed(plan: Plan, layer: Layer) -> Layer:
@@ -264,15 +279,36 @@ def dressed(plan: Plan, layer: Layer) -> Layer:
     return layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
 
 
-def wait(plan: Plan, layer: Layer, queries: mx.array, scale: float, sinks: mx.array | None) -> Layer:
-    """Hold the query ``[B, H * G, 1, D]`` of the token generated last until the layer is caught up."""
-    waiting = layer.waiting
-    if waiting is None:
-        return layer._replace(waiting=Waiting((queries,), layer.tokens_seen, scale, sinks))
-    held, scorer = (*waiting.queries, queries), plan.method.scorer
-    if scorer.observe is None and scorer.note is None:
-        held = held[-scorer.window :]
-    return layer._replace(waiting=Waiting(held, layer.tokens_seen, scale, sinks))
+def wait(
+    plan: Plan,
+    layer: Layer,
+    queries: mx.array,
+    scale: float,
+    sinks: mx.array | None,
+    mass: mx.array | None = None,
+) -> Layer:
+    """Hold the query ``[B, H * G, 1, D]`` of the token generated last until the layer is caught up.
+
+    ``mass`` ``[B, H, n]`` is what its attention gave to each row, the mean over its group.
+    """
+    waiting, scorer = layer.waiting, plan.method.scorer
+    held: tuple[mx.array, ...] = (queries,)
+    known = None if mass is None else Known(mass)
+    if waiting is not None and scorer.observe is None and scorer.note is None:
+        held = (*waiting.queries, queries)[-scorer.window :]
+        known = known if len(held) == 1 else None
+    elif waiting is not None:
+        held = (*waiting.queries, queries)
+        known = _added(waiting.known, mass, scorer.decay)
+    return layer._replace(waiting=Waiting(held, layer.tokens_seen, scale, sinks, known))
+
+
+def _added(known: Known | None, mass: mx.array | None, decay: float | None) -> Known | None:
+    """The mass of one query more, which sees rows that came since; None where a part of it is not known."""
+    if known is None or mass is None or decay is None:
+        return None
+    before = mx.pad(known.mass, [(0, 0), (0, 0), (0, mass.shape[2] - known.mass.shape[2])])
+    return Known((before if decay == 1.0 else before * decay) + mass, decay)
 
 
 def begun(plan: Plan, keys: mx.array, values: mx.array, start: int) -> Rows:
@@ -472,14 +508,16 @@ def watch(
     keys: mx.array | None = None,
     logits: bool = False,
     later: int = 0,
+    known: Known | None = None,
 ) -> Layer:
     """Let the scorer see the queries ``[B, H, G, S, D]`` of the rows admitted last.
 
     ``keys`` are what attention reads, ``logits`` says that they cannot be repeated from the rows alone;
-    ``later`` tokens were admitted since.
+    ``later`` tokens were admitted since; ``known`` is what attention itself gave to each row.
     """
     scorer = plan.method.scorer
     block = block_of(plan, layer, queries, scale=scale, mask=mask, sinks=sinks, keys=keys, later=later)
+    block = block._replace(known=known)
     layer = remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
     if scorer.note is not None:
         layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale, later)))
@@ -603,7 +641,8 @@ def remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
     if queries.shape[3] > wanted:  # copied, since a view would keep all of them
         queries = apart(queries.swapaxes(2, 3), queries.shape[3] - wanted, queries.shape[3]).swapaxes(2, 3)
     origin = None if origin is None else origin[:, -wanted:]
-    return layer._replace(seen=Seen(queries, block.scale, block.sinks, logits, origin))
+    known = block.known if wanted == 1 else None
+    return layer._replace(seen=Seen(queries, block.scale, block.sinks, logits, origin, known))
 
 
 def _origin(plan: Plan, layer: Layer, length: int) -> Places | None:
@@ -645,6 +684,7 @@ def latest(plan: Plan, layer: Layer) -> Block | None:
         mask=None if seen.logits else "causal",  # what a query did not see is hidden in its logits
         sinks=seen.sinks,
         elsewhere=layer.heads > 1,
+        known=seen.known,
     )
 
 

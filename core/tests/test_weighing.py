@@ -1,0 +1,89 @@
+"""Attention that says what it gave to each row: MLX's own bits, and the rows that are kept without it."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from vqx import EvictingCache, Method, Options, Scorer, accumulated
+from vqx.host.weighing import weighed, weighs
+from vqx.state.attention import Block
+
+SCORERS = {
+    "mass": accumulated(),
+    "mass that fades": accumulated(decay=0.9),
+    "mass for each query": accumulated(per_sighting=True),
+    "the latest query": Scorer(score=lambda held: held.last.fused(), window=1),
+    "the latest few": Scorer(score=lambda held: held.last.fused(), window=3),
+    "the greatest of a group": Scorer(score=lambda held: held.last.fused(group="max"), window=1),
+}
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU has an attention of its own")
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("rows", [1, 7, 300])
+@pytest.mark.parametrize("room", [0, 5])
+def test_it_is_mlxs_attention_bit_for_bit(group: int, rows: int, room: int) -> None:
+    queries = mx.random.normal((2, 2 * group, 1, 20))
+    keys, values = mx.random.normal((2, 2, rows + room, 20)), mx.random.normal((2, 2, rows + room, 12))
+    keys, values = keys[:, :, :rows], values[:, :, :rows]
+    found, mass = weighed(queries, keys, values, 0.3)
+    assert mx.array_equal(found, mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3))
+    assert mx.allclose(mass.sum(axis=2), mx.ones((2, 2)))
+
+
+def test_what_keeps_fewer_digits_is_left_to_mlx() -> None:
+    one = mx.zeros((1, 2, 1, 8), mx.bfloat16)
+    assert not weighs(one, one, one)
+    assert not weighs(*[mx.zeros((1, 2, 2, 8))] * 3)
+
+
+def kept(scorer: Scorer, interval: int, tokens: Any, shown: bool) -> list[Any]:
+    """Rows and statistics after a prompt of 20 tokens and 30 alone, oldest row first."""
+    options = Options(queries="model", interval=interval)
+    cache = EvictingCache(Method(scorer, 16, n_sink=2, recent=3), options)
+    for first, last in [(0, 20), *((at, at + 1) for at in range(20, 50))]:
+        queries, keys, values = (array[..., first:last, :] for array in tokens)
+        mask = cache.make_mask(last - first)
+        read = cache.update_and_fetch(keys, values)
+        if shown and mask is None and cache.takes_mass:
+            found, mass = weighed(queries, *read, 0.25)
+            cache.observe(queries, read[0], 0.25, mask, None, mass)
+            mx.eval(mx.depends([found], cache.loose()))
+        else:
+            cache.observe(queries, read[0], 0.25, mask, None)
+            mx.eval(*read, *cache.loose())
+    layer = cache.layer
+    order = np.argsort(np.array(layer.rows.position), axis=2)
+    columns = layer.rows.position, *layer.rows.columns.values()
+    return [np.take_along_axis(np.array(column), order, 2) for column in columns]
+
+
+@pytest.mark.parametrize("interval", [1, 7])
+@pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
+def test_the_same_rows_are_kept_as_where_it_is_computed_once_more(scorer: Scorer, interval: int) -> None:
+    tokens = mx.random.normal((1, 4, 50, 16)), *mx.random.normal((2, 1, 2, 50, 16))
+    position, *columns = kept(scorer, interval, tokens, shown=True)
+    wanted, *others = kept(scorer, interval, tokens, shown=False)
+    assert np.array_equal(position, wanted)
+    for column, other in zip(columns, others, strict=True):
+        np.testing.assert_allclose(column, other, rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("interval", [1, 7])
+@pytest.mark.parametrize("name", ["mass", "mass that fades", "mass for each query", "the latest query"])
+def test_no_logits_are_computed_once_more(name: str, interval: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    logits = Block._logits
+
+    def counted(block: Block, first: int, last: int) -> mx.array:
+        asked.append(block.length)
+        return logits(block, first, last)
+
+    monkeypatch.setattr(Block, "_logits", counted)
+    tokens = mx.random.normal((1, 4, 50, 16)), *mx.random.normal((2, 1, 2, 50, 16))
+    kept(SCORERS[name], interval, tokens, shown=True)
+    assert sum(length < 20 for length in asked) <= 1  # the prompt's latest query, of which none was told
+    asked.clear()
+    kept(SCORERS[name], interval, tokens, shown=False)
+    assert sum(length < 20 for length in asked) > 3
