@@ -76,6 +76,55 @@ def test_a_prompts_mass_is_that_of_mlx_operations(target: str, monkeypatch: pyte
     assert called == [target] * 6  # three tiles each
 
 
+def prompt(**more: Any) -> Block:
+    """A block whose own rows are the last ones, in their order, behind others in any."""
+    asked = block(100, mx.bfloat16, ordered=True, **more)
+    kept = np.random.Generator(np.random.Philox(4)).permuted(np.tile(np.arange(20), (2, 2, 1)), axis=2)
+    own = np.broadcast_to(np.arange(20, 120), (2, 2, 100))
+    return asked._replace(position=mx.array(np.concatenate([kept, own], axis=2).astype(np.int32)))
+
+
+NOISE = mx.array(np.random.Generator(np.random.Philox(5)).standard_normal((2, 2, 120)).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        (prompt(sinks=True), {}),
+        (prompt(), {"decay": 0.97, "itself": False}),
+        (prompt(mask=None), {"noise": NOISE, "temperature": lambda _: 1.5}),
+    ],
+)
+def test_tensor_cores_write_no_logits_of_a_prompt(
+    asked: Block, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VQX_DEVICE", "reference")
+    reference = np.array(asked.mass(**options))
+    monkeypatch.setattr(kernels, "target", lambda: "cuda")
+    monkeypatch.setattr(vqx_kernels.tensor, "wrong", lambda _: "")
+    with testing.recorded() as launches:
+        np.testing.assert_allclose(np.array(asked.mass(**options)), reference, rtol=2e-5)
+    assert [launch.outputs[0][0] for _, launch in launches] == ["bars", "piece"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        prompt()._replace(ordered=False),
+        prompt()._replace(later=1),
+        prompt()._replace(keys=prompt().keys.astype(mx.float32)),
+        prompt(width=40),
+        prompt(mask=mx.ones((2, 1, 100, 120), mx.bool_)),
+    ],
+)
+def test_what_tensor_cores_cannot_take_is_left_to_others(
+    asked: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "target", lambda: "cuda")
+    monkeypatch.setattr(vqx_kernels.tensor, "wrong", lambda _: "")
+    assert kernels.prompt_mass(asked) is None
+
+
 @pytest.mark.parametrize("target", ["metal", "cuda"])
 def test_a_prompts_weights_fuse_as_by_mlx_operations(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = block(100, mx.float16, sinks=True)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from vqx_kernels import Target, choose, host, probe, targets
+from vqx_kernels import Target, choose, host, probe, targets, tensor
 from vqx_kernels.targets import _choose
 
 Machine = Callable[..., None]
@@ -15,13 +15,16 @@ Machine = Callable[..., None]
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine that has what a test says."""
 
-    def have(*, metal: bool = False, cuda: bool = False, compiler: bool = False, wrong: str = "") -> None:
+    def have(
+        *, metal: bool = False, cuda: bool = False, compiler: bool = False, wrong: str = "", slow: str = ""
+    ) -> None:
         _choose.cache_clear()
         monkeypatch.delenv("VQX_DEVICE", raising=False)
         monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
         monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
         monkeypatch.setattr(host, "compiler", lambda: host.Compiler((), compiler, "what was found"))
         monkeypatch.setattr(probe, "wrong", lambda target: wrong)
+        monkeypatch.setattr(tensor, "wrong", lambda target: slow)
         gpu = SimpleNamespace(type=mx.DeviceType.gpu if metal or cuda else mx.DeviceType.cpu)
         monkeypatch.setattr(mx, "default_device", lambda: gpu)
 
@@ -45,6 +48,12 @@ def test_a_gpu_that_computes_other_bits_is_not_used_and_says_so(machine: Machine
     machine(metal=True, wrong="2 of 64 scores differ")
     assert choose().name == "reference"
     assert "2 of 64 scores differ" in next(t.why for t in targets() if t.name == "metal")
+
+
+def test_a_gpu_without_tensor_cores_is_used_and_says_so(machine: Machine) -> None:
+    machine(cuda=True, slow="they do not run")
+    assert choose().name == "cuda"
+    assert choose().why.endswith("no tensor cores for prompts: they do not run")
 
 
 def test_on_a_cpu_the_reference_runs_unless_its_loops_are_asked_for(

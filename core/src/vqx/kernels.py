@@ -113,6 +113,28 @@ def mass(
     return found * decay ** (block.length - last) if decay != 1.0 else found
 
 
+def prompt_mass(
+    block: Any,
+    *,
+    itself: bool = True,
+    decay: float = 1.0,
+    temperature: float | mx.array = 1.0,
+    noise: mx.array | None = None,
+) -> mx.array | None:
+    """As ``mass`` of a whole block's queries, and no logits anywhere; None: no tensor cores serve it."""
+    kernels, where = offered(), target()
+    if kernels is None or where != "cuda" or not block.ordered or isinstance(temperature, mx.array):
+        return None
+    asked = _asked(kernels, block)
+    if asked is None or not kernels.serves(where, asked):
+        return None
+    hide = "itself" if not itself else "later" if block.mask is not None else "nothing"
+    found: mx.array = kernels.prompt_mass(
+        where, asked, kernels.Rule(hide=hide, decay=decay), noise=noise, temperature=temperature
+    )
+    return found
+
+
 def step(method: Method, stats: Mapping[str, Any], block: Any, *, whole: bool = False) -> Chosen | None:
     """Observe the queries of a block, score its rows, choose the one that goes, and put the next token there.
 

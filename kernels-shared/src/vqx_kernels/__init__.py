@@ -3,10 +3,12 @@
 from vqx_kernels.attention import Asked, Rule, Step, fits, gained, mass, step
 from vqx_kernels.bodies import Method
 from vqx_kernels.keys import expected, spared
+from vqx_kernels.prompts import prompt_mass
 from vqx_kernels.replaying import Replayed, Tile, replayed
 from vqx_kernels.selection import exchanged, kept, survivors, victim
 from vqx_kernels.small import Guard
 from vqx_kernels.targets import Target, choose, choose_at_once, describe, targets
+from vqx_kernels.tensor import serves
 from vqx_kernels.turning import Turns, turned
 
 __all__ = [
@@ -28,7 +30,9 @@ __all__ = [
     "gained",
     "kept",
     "mass",
+    "prompt_mass",
     "replayed",
+    "serves",
     "spared",
     "step",
     "survivors",

@@ -50,8 +50,12 @@ FRAGMENTS = {
         ("products", "places", "sizes", "counts", "factors", "shares", "sinks"),
         ("logits", "tops", "ranked", "chosen", "position"),
     ),
+    "bars": Fragment(("queries", "keys", "noise", "sinks", "factors", "sizes", "shares"), ("bars",)),
+    "weighed": Fragment(("queries", "keys", "noise", "bars", "factors", "sizes"), ("piece",)),
 }
 ATTENTION = ("logits", "tops", "columns")
+TENSOR = ("bars", "weighed")
+"""Fragments that multiply on tensor cores, which CUDA alone has."""
 STRIDED = ("queries", "keys")
 """Arrays that a kernel reads where they lie; all others come row by row."""
 
@@ -77,7 +81,8 @@ class Body(NamedTuple):
     def header(self, target: str) -> str:
         """What stands before the kernel."""
         adjust = f"#define VQX_ADJUST(logit, at) {self.adjust}\n"
-        return "".join(_text(name) for name in HEADERS[target]) + adjust + _text("attention.h")
+        own = _text("tensor.h" if self.name in TENSOR else "attention.h")
+        return "".join(_text(name) for name in HEADERS[target]) + adjust + own
 
     def key(self, target: str, types: tuple[str, ...]) -> str:
         """Tells apart what a target compiles of bodies of one name, for arrays of these types."""

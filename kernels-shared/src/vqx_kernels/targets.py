@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from vqx_kernels import host, probe
+from vqx_kernels import host, probe, tensor
 
 
 class Target(NamedTuple):
@@ -35,9 +35,12 @@ def _device(name: str, there: bool, what: str, absent: str) -> Target:
     if not there:
         return Target(name, False, f"this machine has {absent}")
     wrong = probe.wrong(name)
-    return Target(
-        name, not wrong, f"{what}, whose kernels give the expected bits" if not wrong else f"{what}: {wrong}"
-    )
+    if wrong:
+        return Target(name, False, f"{what}: {wrong}")
+    why = f"{what}, whose kernels give the expected bits"
+    if name == "cuda" and (slow := tensor.wrong(name)):
+        why += f"; no tensor cores for prompts: {slow}"
+    return Target(name, True, why)
 
 
 def choose() -> Target:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from vqx_kernels import attention, keys, probe, replaying, selection, turning
+from vqx_kernels import attention, keys, probe, replaying, selection, tensor, turning
 from vqx_kernels.attention import Asked, Rule
 from vqx_kernels.bodies import Method
 from vqx_kernels.small import Guard
@@ -229,6 +229,10 @@ def main(target: str) -> int:
             different += bool(said)
             print(f"{target} {name}: {said or 'equal'}", flush=True)
     device = mx.device_info().get("device_name", "") if target != "host" else platform.processor()
+    for name, case in tensor.CASES.items() if target == "cuda" else ():
+        far = tensor.apart(target, case)
+        different += not far <= tensor.ERROR
+        print(f"{target} {name}: {far:.1e} from float64, {tensor.ERROR:.0e} allowed", flush=True)
     verdict = "DIFFERENT" if different else "EQUAL"
     print(f"{verdict}: {target}, {device}, mlx {version('mlx')}, {platform.platform()}")
     return int(different > 0)

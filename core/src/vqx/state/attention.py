@@ -71,6 +71,10 @@ class Block(NamedTuple):
                 return found
             if self.known is not None and itself and self.known.decay in (decay, None):
                 return self.known.mass
+        divisor = 1.0 if temperature is None else self._temperatures(temperature, 0, self.length)
+        found = kernels.prompt_mass(self, itself=itself, decay=decay, temperature=divisor, noise=noise)
+        if found is not None:
+            return found
         total = mx.zeros(self.position.shape, mx.float32)
         wide = self if self.keys is None else self._replace(keys=self.keys.astype(mx.float32))
         n = self.position.shape[2]

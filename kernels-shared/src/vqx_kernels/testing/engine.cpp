@@ -323,7 +323,8 @@ extern "C" void msl_tg_touch(void* p, size_t n) {
   for (auto& t : touched) if (t.first == p) { t.second = gen; known = true; }
   if (!known) touched.push_back(Touched{p, gen});
   memset(p, 0xff, n);
-  if ((tg_bytes += n) > 32768) fmt("threadgroup memory: %zu bytes (32768 on Apple GPUs);", tg_bytes);
+  const size_t most = msl_o.cuda_grid ? 49152 : 32768;
+  if ((tg_bytes += n) > most) fmt("threadgroup memory: %zu bytes (%zu on %s GPUs);", tg_bytes, most, msl_o.cuda_grid ? "NVIDIA" : "Apple");
 }
 
 extern "C" const char* msl_error() { return err; }

@@ -1,4 +1,4 @@
-// CUDA kernel text on the same fiber engine: enough for warp-32 kernels without tensor cores.
+// CUDA kernel text on the same fiber engine: enough for kernels of 32-thread warps; tensor cores are one function.
 #pragma once
 #include "msl_engine.h"
 inline float rintf(float a) { return __builtin_rintf(a); }
@@ -24,6 +24,16 @@ template <class T> inline T msl_shfl(T v, int src, int l, unsigned mask) { msl_s
 template <class T> inline T __shfl_xor_sync(unsigned m, T v, int x, int = 32, int l = __builtin_LINE()) { return msl_shfl(v, int(msl_self()->lane) ^ x, l, m); }
 template <class T> inline T __shfl_sync(unsigned m, T v, int x, int = 32, int l = __builtin_LINE()) { return msl_shfl(v, x & 31, l, m); }
 template <class T> inline T __shfl_down_sync(unsigned m, T v, int x, int = 32, int l = __builtin_LINE()) { return msl_shfl(v, int(msl_self()->lane) + x, l, m); }
+inline float log2f(float a) { return __builtin_log2f(a); }
+// mma.m16n8k16: every lane shows its words of both operands, and takes the numbers of its own four sums.
+template <class T> inline void msl_mma(float* d, const unsigned* a, const unsigned* b, int l = __builtin_LINE()) {
+  T rows[2][16], columns[2][16];
+  msl_simd_view s = msl_simd_sync(a, 16, l);
+  for (int q = 0; q < 4; q++) for (int w = 0; w < 4; w++) __builtin_memcpy(&rows[w & 1][2 * q + (w >> 1) * 8], s.slots + 16 * (s.lane / 4 * 4 + q) + 4 * w, 4);
+  s = msl_simd_sync(b, 8, l);
+  for (int j = 0; j < 2; j++) for (int q = 0; q < 4; q++) for (int w = 0; w < 2; w++) __builtin_memcpy(&columns[j][2 * q + w * 8], s.slots + 16 * ((s.lane % 4 * 2 + j) * 4 + q) + 4 * w, 4);
+  for (int e = 0; e < 4; e++) { float sum = 0.0f; for (int k = 0; k < 16; k++) sum += float(rows[e / 2][k]) * float(columns[e % 2][k]); d[e] += sum; }
+}
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }

@@ -1,0 +1,61 @@
+"""What a prompt's many queries give to each row, by the tensor cores of an NVIDIA GPU: no logits are written.
+
+Queries and keys are multiplied twice, once for each query's sum and once for each row's. The hardware adds in
+an order of its own: what it gives is near the reference, ``vqx.state.attention.Block``, and not its bits.
+"""
+
+import math
+
+import mlx.core as mx
+
+from vqx_kernels.attention import HIDE, Asked, Rule
+from vqx_kernels.bodies import compose
+from vqx_kernels.kernel import run
+from vqx_kernels.small import Guard, floats, shares, sizes
+
+TOGETHER = 128
+"""Rows of the operand that a block holds: queries for the bars, keys for the sums."""
+BLOCKS = 1024
+"""Blocks of the second launch, about; a key's queries go to several."""
+
+
+def prompt_mass(
+    target: str, asked: Asked, rule: Rule, *, noise: mx.array | None = None, temperature: float = 1.0
+) -> mx.array:
+    """The weights of every row, summed over the queries and averaged over the group: ``[B, H, n]`` float32.
+
+    Args:
+        asked: what ``vqx_kernels.serves`` allows; the queries' own rows are the last, in their order.
+        rule: hides nothing, later rows, or a query's own too; ``decay`` as it says.
+        noise: ``[B, H, n]`` float32, added to the logits.
+        temperature: divides the logits after that.
+    """
+    batch, heads, group, length, width = asked.queries.shape
+    n, count = asked.keys.shape[2], group * length
+    unit = 1 / (math.log(2) * temperature)
+    constants = {
+        "D": width, "H": heads, "G": group, "TN": 128 if width <= 64 else 64 if width <= 128 else 32,
+        "HIDE": HIDE[rule.hide], "SINKS": int(asked.sinks is not None), "NOISE": int(noise is not None),
+    }  # fmt: skip
+    factors = floats((asked.scale * unit, unit, 1 / math.log(2)))
+    arrays = {
+        "queries": asked.queries,
+        "keys": asked.keys,
+        "noise": factors if noise is None else noise.astype(mx.float32),
+        "sinks": factors if asked.sinks is None else asked.sinks.astype(mx.float32),
+        "factors": factors,
+        "sizes": sizes(n, 0, Guard(), length),
+        "shares": shares(length, rule.decay, False),
+    }
+    rows, parts = batch * heads, -(-n // TOGETHER)
+    arrays["bars"] = run(
+        target, compose(("bars",)), arrays, constants, rows=rows, parts=-(-count // TOGETHER),
+        outputs=[((rows, count), mx.float32)],
+    )[0]  # fmt: skip
+    pieces = max(1, min(BLOCKS // (parts * rows), -(-count // (4 * TOGETHER))))
+    shape = (batch, heads, pieces, n)
+    found = run(
+        target, compose(("weighed",)), arrays, {**constants, "PIECES": pieces}, rows=rows,
+        parts=parts * pieces, outputs=[(shape, mx.float32)],
+    )[0]  # fmt: skip
+    return found[:, :, 0] if pieces == 1 else mx.sum(found, axis=2)

@@ -1,0 +1,93 @@
+"""Whether tensor cores serve a prompt, and how far they are from float64, since they have no fixed bits."""
+
+import functools
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from vqx_kernels.attention import Asked, Rule
+from vqx_kernels.prompts import prompt_mass
+
+ERROR = 1e-4
+"""Of a row's mass: as far as it may be from float64."""
+
+
+class Case(NamedTuple):
+    """A prompt, drawn from a number."""
+
+    dtype: mx.Dtype
+    batch: int
+    heads: int
+    group: int
+    length: int  # queries
+    rows: int
+    width: int
+    rule: Rule = Rule()
+    extras: bool = False
+    """Learned sinks, noise, a temperature."""
+
+
+CASES = {
+    "tensor cores, bfloat": Case(mx.bfloat16, 1, 2, 4, 64, 300, 64),
+    "tensor cores, half": Case(mx.float16, 1, 1, 3, 100, 100, 64, Rule("itself")),
+    "tensor cores, fading": Case(mx.bfloat16, 2, 1, 3, 70, 200, 48, Rule("later", decay=0.99), True),
+    "tensor cores, wide": Case(mx.float16, 1, 2, 2, 50, 333, 128, Rule("nothing")),
+    "tensor cores, widest": Case(mx.bfloat16, 1, 1, 1, 40, 90, 256),
+}
+
+
+def apart(target: str, case: Case) -> float:
+    """The greatest relative error of a row's mass."""
+    asked, noise, temperature = drawn(case)
+    found = prompt_mass(target, asked, case.rule, noise=noise, temperature=temperature)
+    exact = summed(asked, case.rule, noise, temperature)
+    return float(np.max(np.abs(np.array(found) - exact) / np.where(exact > 0, exact, 1)))
+
+
+def drawn(case: Case) -> tuple[Asked, mx.array | None, float]:
+    """The arrays of a case, the keys a part of a longer buffer; noise and temperature."""
+    made = np.random.Generator(np.random.Philox(case.rows))
+    lanes, n = (case.batch, case.heads), case.rows
+    shapes = (*lanes, case.group, case.length, case.width), (*lanes, n + 8, case.width), (*lanes, n)
+    queries, keys, noise = (mx.array(made.standard_normal(shape).astype(np.float32)) for shape in shapes)
+    sinks = mx.array(made.standard_normal(case.heads * case.group).astype(np.float32))
+    position = mx.broadcast_to(mx.arange(n, dtype=mx.int32), (*lanes, n))
+    queries, keys = queries.astype(case.dtype), keys.astype(case.dtype)[:, :, :n]
+    asked = Asked(queries, keys, position, n - case.length, case.width**-0.5)
+    return (asked._replace(sinks=sinks), noise, 1.5) if case.extras else (asked, None, 1.0)
+
+
+def summed(asked: Asked, rule: Rule, noise: mx.array | None, temperature: float) -> Any:
+    """The definition in float64."""
+    queries, keys = (np.array(each.astype(mx.float32), float) for each in (asked.queries, asked.keys))
+    logits = asked.scale * queries @ keys[:, :, None].swapaxes(-1, -2)
+    heads, group, length, n = logits.shape[1:]
+    if noise is not None:
+        logits = logits + np.array(noise, float)[:, :, None, None]
+    query, row = np.arange(n - length, n)[:, None], np.arange(n)
+    hidden = {"nothing": row < 0, "later": row > query, "itself": row >= np.maximum(query, 1)}[rule.hide]
+    powers = np.exp(np.where(hidden, -np.inf, logits / temperature))
+    total = powers.sum(-1, keepdims=True)
+    if asked.sinks is not None:
+        total = total + np.exp(np.array(asked.sinks, float).reshape(heads, group, 1, 1))
+    counts = rule.decay ** np.arange(length - 1, -1, -1.0)
+    return np.einsum("bhgsn,s->bhn", powers / total, counts) / group
+
+
+@functools.cache
+def wrong(target: str) -> str:
+    """Why no prompt is left to a device's tensor cores, in words; empty where they give what they should."""
+    try:
+        far = apart(target, CASES["tensor cores, bfloat"])
+    except Exception as error:  # whatever a driver or compiler says
+        return f"they do not run: {str(error).splitlines()[0] if str(error) else error!r}"
+    return "" if far <= ERROR else f"they are off by {far:.1e} of a row's mass, where {ERROR:.0e} is allowed"
+
+
+def serves(target: str, asked: Asked) -> bool:
+    """Whether tensor cores take these arrays: one type of 16 bits, a multiple of 16 channels up to 256."""
+    batch, heads, _, _, width = asked.queries.shape
+    right = asked.keys.shape[:2] == (batch, heads) and asked.keys.shape[3] == width
+    halves = asked.keys.dtype == asked.queries.dtype and asked.keys.dtype in (mx.float16, mx.bfloat16)
+    return target == "cuda" and right and halves and width % 16 == 0 and width <= 256 and not wrong(target)
