@@ -171,14 +171,22 @@ def test_the_greatest_budget_that_fits_is_found() -> None:
 
 @pytest.mark.parametrize("method", ["tova", "pyramidkv", "snapkv"])
 def test_few_forecasts_find_it(method: str, make_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, told = make_llama(**SMALL), []
-    real = forecast._forecast
-    monkeypatch.setattr(forecast, "_forecast", lambda *given: told.append(real(*given)) or told[-1])
+    model, asked = make_llama(**SMALL), []
+    real = forecast._Reading.peaks
+
+    def peaks(reading: Any, caches: list[Any], only: Any = None) -> list[int]:
+        asked.append(only)
+        return real(reading, caches, only)
+
+    monkeypatch.setattr(forecast._Reading, "peaks", peaks)
     shape: dict[str, Any] = {"prompt": 1025, "chunk": 128, "tokens": 2, "sequences": 16}
     most, least = (vqx.plan(model, method, budget=budget, **shape).peak for budget in (1027, 64))
+    asked.clear()
     found = vqx.plan(model, method, memory=(most + least) // 2, **shape)
     assert least < found.peak <= (most + least) // 2 < most
-    assert len(told) < 14
+    assert asked.count(None) <= 3, "whole forecasts"
+    assert all(len(only) <= 2 for only in asked if only is not None)
+    assert len(asked) < 14
 
 
 def test_plans_are_refused_in_words(make_llama: Any, tmp_path: Path) -> None:

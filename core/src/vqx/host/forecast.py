@@ -4,18 +4,18 @@ Forwards are traced as mlx-lm would run them, prompt in chunks and token by toke
 each is walked through (:mod:`vqx.host.memory`): so every model, method and option is counted by what it does.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 
 from vqx.host.caches import Question, cache_factory, own_caches
-from vqx.host.memory import peak, traced, under_way
+from vqx.host.forwards import Forward, held, uncollected
 from vqx.host.shapes import config_of, shaped
 from vqx.options import at_least
-from vqx.state.attention import MOST
 from vqx.state.cache import EvictingCache
 
 
@@ -82,176 +82,130 @@ def plan(
         raise ValueError("dtype and weight_bits are those of the model given: give its name to change them")
     found: nn.Module = model
 
-    def at(rows: int | None) -> Forecast:
+    def caches_of(rows: int | None) -> list[Any]:
         if method == "full":
-            return _forecast(found, own_caches(found), None, prompt, tokens, sequences, chunk)
-        fresh = cache_factory(found, method, question=question, budget=rows, **options)
-        return _forecast(found, fresh(), rows, prompt, tokens, sequences, chunk)
+            return own_caches(found)
+        return cache_factory(found, method, question=question, budget=rows, **options)()
 
-    if memory is None or method == "full":
-        if budget is None and method != "full":
-            raise ValueError("say how many rows to keep (budget), or into what they have to fit (memory)")
-        return at(budget)
-    if budget is not None:
-        raise ValueError(f"budget={budget} and memory={memory}: give one, the other follows")
-    return _fitting(at, memory, prompt + tokens)
+    weights: Any = tree_flatten(found.parameters())
+    reading = _Reading(found, weights, caches_of, prompt, tokens, sequences, chunk)
+    with uncollected():
+        if memory is None or method == "full":
+            if budget is None and method != "full":
+                raise ValueError("say how many rows to keep (budget), or into what they have to fit (memory)")
+            return reading.told(budget)[0]
+        if budget is not None:
+            raise ValueError(f"budget={budget} and memory={memory}: give one, the other follows")
+        return _fitting(reading, memory)
 
 
-def _fitting(at: Callable[[int | None], Forecast], memory: int, most: int) -> Forecast:
-    """The forecast of the greatest budget whose peak fits, sought where a line between two others meets it.
+class _Reading(NamedTuple):
+    """A prompt and the answer to it, forward by forward."""
 
-    Where the line is far from the truth, half of what is left is tried next.
+    model: nn.Module
+    weights: Sequence[tuple[str, mx.array]]
+    caches_of: Callable[[int | None], list[Any]]  # fresh ones, which keep so many rows
+    prompt: int
+    tokens: int
+    sequences: int
+    chunk: int
+
+    def told(self, budget: int | None) -> tuple[Forecast, int]:
+        """The forecast, and the number of the forward that holds most."""
+        caches = self.caches_of(budget)
+        peaks = self.peaks(caches)
+        chunks = len(self._chunks())
+        taken = sum(weight.nbytes for _, weight in self.weights)
+        cache = sum(array.nbytes for array in held(caches))
+        prompt, decode = max(peaks[:chunks], default=taken), max(peaks[chunks:])
+        return Forecast(budget, taken, cache, prompt, decode), peaks.index(max(peaks))
+
+    def peaks(self, caches: list[Any], only: Collection[int] | None = None) -> list[int]:
+        """The peak of each forward, in order; 0 for those that hold less or were not asked for.
+
+        A peak is the same where the arrays held are. After the last one that is asked for nothing is read.
+        """
+        known: dict[Any, int] = {}
+        found: list[int] = []
+        for cache in caches:
+            if isinstance(cache, EvictingCache):
+                cache.recipe = None  # a file would say how it was made, which costs a look at the weights
+        for number, (length, counts) in enumerate(self._forwards(caches)):
+            if only is not None and number > max(only):
+                break
+            grows = [_grows(cache, length) for cache in caches]
+            shapes = (length, *grows, *((*array.shape, array.dtype) for array in held(caches)))
+            forward = Forward(self.model, self.weights, caches, mx.zeros((self.sequences, length), mx.int32))
+            if shapes in known or not counts or (only is not None and number not in only):
+                forward.pretend()
+            else:
+                known[shapes] = forward.peak()
+            found.append(known.get(shapes, 0) if counts else 0)
+        return found
+
+    def _chunks(self) -> list[int]:
+        return [min(self.chunk, self.prompt - 1 - first) for first in range(0, self.prompt - 1, self.chunk)]
+
+    def _forwards(self, caches: list[Any]) -> list[tuple[int, bool]]:
+        """How many tokens each forward reads, and whether its peak counts.
+
+        Between the first tokens and the last ones nothing holds more than those that come after it.
+        """
+        few = 3 + max(
+            [cache.plan.options.interval for cache in caches if isinstance(cache, EvictingCache)] or [0]
+        )
+        first, last = min(few, self.tokens), max(0, min(few, self.tokens - few))
+        between = [(self.tokens - first - last, False)] if self.tokens > first + last else []
+        ones = [(1, True)]
+        return [*((length, True) for length in self._chunks()), *ones * first, *between, *ones * last]
+
+
+def _fitting(reading: _Reading, memory: int) -> Forecast:
+    """The forecast of the greatest budget whose peak fits.
+
+    It is sought where a line between two others meets the memory, by the forwards alone that were the worst
+    so far; then all are looked at. Where the line is far from the truth, half of what is left is tried next.
     """
+    most = reading.prompt + reading.tokens
     step = max(16, most // 64)
     most = -(-most // step) * step
-    least, below = _least(at, step, most)
-    if below.peak > memory:
+    least, told, worst = _least(reading, step, most)
+    if told.peak > memory:
         raise ValueError(
             f"no budget fits into {memory / 1e9:.2f} GB: with {least} rows the peak is"
-            f" {below.peak / 1e9:.2f} GB, of which {below.weights / 1e9:.2f} are weights; read the prompt in"
+            f" {told.peak / 1e9:.2f} GB, of which {told.weights / 1e9:.2f} are weights; read the prompt in"
             " shorter chunks, read fewer sequences together, or quantise the weights"
         )
-    fits, over, above, part = least, most, at(most), 0.5
-    if above.peak <= memory:
-        return above
-    while over - fits > step:
-        left, line = over - fits, (memory - below.peak) / (above.peak - below.peak)
-        budget = fits + int((line if part <= 0.5 else 0.5) * left) // step * step
-        budget = min(max(budget, fits + step), over - step)
-        told = at(budget)
-        if told.peak > memory:
-            over, above = budget, told
-        else:
-            fits, below = budget, told
-        part = (over - fits) / left
-    return below
+    heavy, peaks = {worst}, {least: told.peak}
+    fits, over, budget = least, most + step, most
+    while True:
+        while over - fits > step:
+            peaks[budget] = max(reading.peaks(reading.caches_of(budget), heavy))
+            left = over - fits
+            fits, over = (fits, budget) if peaks[budget] > memory else (budget, over)
+            line = (memory - peaks[fits]) / (peaks.get(over, math.inf) - peaks[fits])
+            share = line if over - fits <= left / 2 or budget == most else 0.5
+            budget = min(max(fits + int(share * (over - fits)) // step * step, fits + step), over - step)
+        if fits > least:
+            told, worst = reading.told(fits)
+        if told.peak <= memory:
+            return told
+        heavy.add(worst)
+        fits, over = least, fits
 
 
-def _least(at: Callable[[int | None], Forecast], step: int, most: int) -> tuple[int, Forecast]:
+def _least(reading: _Reading, step: int, most: int) -> tuple[int, Forecast, int]:
     """The first budget that leaves room beside the method's guards, doubled from ``step`` on."""
     while True:
         try:
-            return step, at(step)
+            return step, *reading.told(step)
         except ValueError:
             if 2 * step > most:
                 raise
             step *= 2
 
 
-def _forecast(
-    model: nn.Module,
-    caches: list[Any],
-    budget: int | None,
-    prompt: int,
-    tokens: int,
-    sequences: int,
-    chunk: int,
-) -> Forecast:
-    weights: Any = tree_flatten(model.parameters())
-    taken = sum(weight.nbytes for _, weight in weights)
-    known: dict[Any, int] = {}
-    for cache in caches:
-        if isinstance(cache, EvictingCache):
-            cache.recipe = None  # a file would say how it was made, which costs a look at the weights
-
-    def forward(length: int) -> _Forward:
-        return _Forward(model, weights, caches, mx.zeros((sequences, length), mx.int32))
-
-    def read(length: int) -> int:
-        """One forward, and its peak, which is the same where the arrays held are."""
-        grows = [_grows(cache, length) for cache in caches]
-        shapes = (length, *grows, *((*array.shape, array.dtype) for array in _held(caches)))
-        if shapes in known:
-            forward(length).pretend()
-        else:
-            known[shapes] = forward(length).peak()
-        return known[shapes]
-
-    chunks = [min(chunk, prompt - 1 - first) for first in range(0, prompt - 1, chunk)]
-    reading = max([read(length) for length in chunks], default=taken)
-    few = 3 + max(
-        [cache.plan.options.interval for cache in caches if isinstance(cache, EvictingCache)] or [0]
-    )
-    answering = max(read(1) for _ in range(min(few, tokens)))
-    if tokens > 2 * few:  # what is between holds less than what comes after it
-        forward(tokens - 2 * few).pretend()
-    answering = max([answering, *(read(1) for _ in range(min(few, tokens - few)))])
-    return Forecast(budget, taken, sum(array.nbytes for array in _held(caches)), reading, answering)
-
-
 def _grows(cache: Any, length: int) -> bool:
     """Whether a cache has no room for so many rows more."""
     keys = getattr(cache, "keys", None)
     return keys is None or cache.size() + length > keys.shape[2]
-
-
-class _Forward:
-    """One forward as mlx-lm runs it; afterwards the caches hold arrays that nothing has filled."""
-
-    def __init__(
-        self, model: nn.Module, weights: Sequence[tuple[str, mx.array]], caches: list[Any], tokens: mx.array
-    ) -> None:
-        self.model, self.weights, self.caches = model, weights, caches
-        self.given = [*(weight for _, weight in weights), tokens, *_held(caches)]
-
-    def peak(self) -> int:
-        few = MOST.set(under_way() // 4)  # a tile of attention is four operations at least
-        try:
-            graph = traced(self._run, self.given)
-        finally:
-            MOST.reset(few)
-            self.model.update(tree_unflatten([*self.weights]))
-            _change(self.caches, _blank)
-        return peak(graph, held=len(self.weights))
-
-    def pretend(self) -> None:
-        self.model(self.given[len(self.weights)], cache=self.caches)
-        _change(self.caches, _blank)
-
-    def _run(self, *arrays: mx.array) -> list[mx.array]:
-        given = iter(arrays)
-        self.model.update(tree_unflatten([(name, next(given)) for name, _ in self.weights]))
-        tokens = next(given)
-        _change(self.caches, lambda array: next(given) if array.ndim else array)
-        logits = self.model(tokens, cache=self.caches)
-        state: Any = tree_flatten([cache.state for cache in self.caches])
-        results = [leaf for _, leaf in state if isinstance(leaf, mx.array)]
-        if tokens.shape[1] > 1:
-            return results
-        chances = logits[:, -1] - mx.logsumexp(logits[:, -1], axis=-1, keepdims=True)
-        return [mx.argmax(chances, axis=-1), chances, *results]
-
-
-_CACHES = ("vqx.", "mlx_lm.models.cache")
-"""Where objects come from that hold arrays of a cache."""
-
-
-def _held(caches: list[Any]) -> list[mx.array]:
-    """The arrays that caches hold; single numbers, which the host may read, are left out."""
-    found: list[mx.array] = []
-
-    def see(array: mx.array) -> mx.array:
-        found.extend([array] if array.ndim else [])
-        return array
-
-    _change(caches, see)
-    return found
-
-
-def _blank(array: mx.array) -> mx.array:
-    return mx.zeros(array.shape, array.dtype)
-
-
-def _change(tree: Any, change: Callable[[mx.array], mx.array]) -> Any:
-    """The tree with its arrays changed: in objects (caches) in place, in tuples, lists and mappings anew."""
-    if isinstance(tree, mx.array):
-        return change(tree)
-    if isinstance(tree, (list, tuple)):
-        parts = [_change(part, change) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    if isinstance(tree, dict):
-        return {name: _change(part, change) for name, part in tree.items()}
-    if type(tree).__module__.startswith(_CACHES) and hasattr(tree, "__dict__") and not isinstance(tree, type):
-        for name, part in vars(tree).items():
-            object.__setattr__(tree, name, _change(part, change))
-    return tree

@@ -1,0 +1,102 @@
+"""One forward as mlx-lm runs it, traced instead of evaluated, and the arrays that its caches hold."""
+
+import functools
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from vqx.host.memory import peak, traced, under_way
+from vqx.state.attention import MOST
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the collector of cycles, which would look again and again through graphs that have none."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+class Forward:
+    """One forward as mlx-lm runs it; afterwards the caches hold arrays that nothing has filled."""
+
+    def __init__(
+        self, model: nn.Module, weights: Sequence[tuple[str, mx.array]], caches: list[Any], tokens: mx.array
+    ) -> None:
+        self.model, self.weights, self.caches = model, weights, caches
+        self.given = [*(weight for _, weight in weights), tokens, *held(caches)]
+
+    def peak(self) -> int:
+        few = MOST.set(under_way() // 4)  # a tile of attention is four operations at least
+        try:
+            graph = traced(self._run, self.given)
+        finally:
+            MOST.reset(few)
+            self.model.update(tree_unflatten([*self.weights]))
+            change(self.caches, blank)
+        return peak(graph, held=len(self.weights))
+
+    def pretend(self) -> None:
+        self.model(self.given[len(self.weights)], cache=self.caches)
+        change(self.caches, blank)
+
+    def _run(self, *arrays: mx.array) -> list[mx.array]:
+        given = iter(arrays)
+        self.model.update(tree_unflatten([(name, next(given)) for name, _ in self.weights]))
+        tokens = next(given)
+        change(self.caches, lambda array: next(given) if array.ndim else array)
+        logits = self.model(tokens, cache=self.caches)
+        state: Any = tree_flatten([cache.state for cache in self.caches])
+        results = [leaf for _, leaf in state if isinstance(leaf, mx.array)]
+        if tokens.shape[1] > 1:
+            return results
+        chances = logits[:, -1] - mx.logsumexp(logits[:, -1], axis=-1, keepdims=True)
+        return [mx.argmax(chances, axis=-1), chances, *results]
+
+
+def held(caches: list[Any]) -> list[mx.array]:
+    """The arrays that caches hold; single numbers, which the host may read, are left out."""
+    found: list[mx.array] = []
+
+    def see(array: mx.array) -> mx.array:
+        found.extend([array] if array.ndim else [])
+        return array
+
+    change(caches, see)
+    return found
+
+
+def blank(array: mx.array) -> mx.array:
+    return mx.zeros(array.shape, array.dtype)
+
+
+def change(tree: Any, by: Callable[[mx.array], mx.array]) -> Any:
+    """The tree with its arrays changed: in objects (caches) in place, in tuples, lists and mappings anew."""
+    if isinstance(tree, mx.array):
+        return by(tree)
+    if isinstance(tree, (list, tuple)):
+        parts = [change(part, by) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    if isinstance(tree, dict):
+        return {name: change(part, by) for name, part in tree.items()}
+    kind: Any = type(tree)
+    if _holds_arrays(kind):
+        for name, part in vars(tree).items():
+            object.__setattr__(tree, name, change(part, by))
+    return tree
+
+
+@functools.cache
+def _holds_arrays(kind: Any) -> bool:
+    """Whether such an object may hold arrays of a cache."""
+    named = f"{kind.__module__}.".startswith(("vqx.", "mlx_lm.models.cache."))
+    return named and kind.__dictoffset__ != 0
