@@ -84,17 +84,20 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        ours = isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache))
-        plain = mask is None and sinks is None and attend is base.scaled_dot_product_attention
-        if plain and isinstance(cache, EvictingCache) and cache.takes_mass and weighs(queries, keys, values):
-            found, mass = weighed(queries, keys, values, scale)
-            cache.observe(queries, keys, scale, mask, sinks, mass)
-            return _tied(found, cache)
-        if ours:
+        if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
+            return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        if isinstance(cache, EvictingCache) and mask is None:
+            whole = sinks is None and attend is base.scaled_dot_product_attention
+            if whole and weighs(queries, keys, values) and cache.takes_mass:
+                found, mass = weighed(queries, keys, values, scale)
+                cache.observe(queries, keys, scale, mask, sinks, mass)
+                return _tied(found, cache)
             cache.observe(queries, keys, scale, mask, sinks)
-        if not ours or (mask is None and isinstance(cache, EvictingCache) and not cache.in_lanes):
-            found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-            return _tied(found, cache) if ours else found
+            if not cache.in_lanes:
+                found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+                return _tied(found, cache)
+        else:
+            cache.observe(queries, keys, scale, mask, sinks)
 
         def masked(queries: mx.array, mask: Any) -> mx.array:
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)

@@ -21,7 +21,6 @@ from vqx.state.layer import (
     Layer,
     Plan,
     admit,
-    admit_bare,
     attended,
     caught_up,
     dense,
@@ -33,6 +32,7 @@ from vqx.state.layer import (
 from vqx.state.packing import Packing
 from vqx.state.positions import Rotary
 from vqx.state.processes import Processes
+from vqx.state.run import Run, begun
 from vqx.state.saved import Recipe, Saved, layer_of, parts, written
 from vqx.state.shown import check, unusable
 from vqx.state.turn import Turn
@@ -95,7 +95,8 @@ class EvictingCache:
         self.allotment = allotment
         self.recipe = recipe
         self.apart: Callable[[], str] = str  # why its model reads no batches; empty where it does
-        self._layer: Layer | None = None
+        self._still: Layer | None = None  # before the run under way
+        self._run: Run | None = None
         self._spare = 0  # tokens that need nothing but room, as far as is known
         self._shapes: tuple[Any, Any] = ((), ())  # of one token's keys and values
         self._read: mx.array | None = None  # the keys that the update under way returned
@@ -115,6 +116,17 @@ class EvictingCache:
     @layer.setter
     def layer(self, layer: Layer | None) -> None:
         self._layer, self._spare, self._read = layer, 0, None
+
+    @property
+    def _layer(self) -> Layer | None:
+        """The layer as it is: what waits in it waits on."""
+        if self._run is not None and self._still is not None:
+            self._still, self._run = self._run.ended(self._still), None
+        return self._still
+
+    @_layer.setter
+    def _layer(self, layer: Layer | None) -> None:
+        self._still, self._run = layer, None
 
     @property
     def offset(self) -> int:
@@ -137,9 +149,7 @@ class EvictingCache:
         if self.turn is not None:
             self.turn.read(self, self.now())
         if self._spare and not self.unseen and (keys.shape, values.shape) == self._shapes:
-            self._spare -= 1
-            self._layer = admit_bare(self.plan, cast(Layer, self._layer), keys, values)
-            return self._admitted(*dense(self.plan, self._layer))
+            return self._goes_on(keys, values)
         alike = not self.unseen and self._nan is None and (keys.shape, values.shape) == self._shapes
         layer = exchanged(self.plan, cast(Layer, self._layer), keys, values) if alike else None
         if layer is not None:
@@ -171,12 +181,30 @@ class EvictingCache:
             keys = mx.depends([keys], self.loose())[0]
         return self._admitted(keys, values)
 
+    def _goes_on(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """As ``update_and_fetch`` for one token more of a run."""
+        if self.plan.packing is not None:
+            keys, values = self.plan.packing.packed(keys, values)
+        run = begun(cast(Layer, self._still)) if self._run is None else self._run
+        self._run = run = run.longer(keys, values)
+        self._spare -= 1
+        if not self._spare or self.plan.packing is not None:
+            return self._admitted(*dense(self.plan, cast(Layer, self._layer)))
+        self.unseen = self._unshown
+        if self.updated is not None:
+            self.updated(self)
+        if self.turn is not None:
+            self.turn.done()
+        keys, values = run.filled()
+        self._read = keys if self._unshown else None
+        return keys, values
+
     def loose(self) -> list[mx.array]:
         """The arrays of this forward that no logits need, said once: what attention gives is tied to them.
 
         Else they would wait for the next forward, and a thread may not finish what another began.
         """
-        if self._layer is None:
+        if self._run is not None or self._layer is None:
             return []
         if self._layer.ahead is not None:
             return self._layer.ahead.carried
@@ -229,10 +257,18 @@ class EvictingCache:
             mass: ``[B, H, n]`` float32, what one query gave to each row, the mean over its group; None: it
                 is computed if a score asks for it.
         """
+        read, self._read = self._read, None
+        if self._run is not None and self._still is not None:
+            waiting = self._still.waiting
+            plain = keys is read and mask is None and mass is None
+            if plain and waiting is not None and waiting.sinks is sinks:
+                self._run, self.unseen = self._run.asked(queries, self.plan.most), ""
+                return
+            if not self.unseen:
+                return
         layer = self._layer
         if layer is None:
             return
-        read, self._read = self._read, None
         if keys is read and mask is None and self.plan.defers:
             before = layer.waiting
             if before is None or before.sinks is sinks:
@@ -269,7 +305,7 @@ class EvictingCache:
     @property
     def in_lanes(self) -> bool:
         """Whether the heads of the layer share one lane, so that attention needs the cache's own masks."""
-        return self._layer is not None and self._layer.heads > 1
+        return self._still is not None and self._still.heads > 1
 
     def masks(self, mask: Any, query_heads: int, length: int) -> list[tuple[int, int, Any]]:
         """For tiles of the forward's queries, first to last + 1, the mask that attention has to use.
@@ -401,7 +437,9 @@ class EvictingCache:
 
     @property
     def tokens_seen(self) -> int:
-        return 0 if self._layer is None else self._layer.tokens_seen
+        if self._still is None:
+            return 0
+        return self._still.tokens_seen + (0 if self._run is None else self._run.added)
 
     @property
     def tokens_kept(self) -> int:

@@ -204,6 +204,12 @@ class Plan(NamedTuple):
         seen = options.queries == "model" or not scorer.reads_queries
         return seen and not self.compact and not scorer.anew and self.method.floor is None
 
+    @property
+    def most(self) -> int:
+        """Waiting queries that are looked at, the latest ones; 0: all."""
+        scorer = self.method.scorer
+        return scorer.window if scorer.observe is None and scorer.note is None else 0
+
     def spare(self, layer: Layer) -> int:
         """Tokens generated from now on that need nothing but room, as many as may wait."""
         if not self.defers or layer.heads > 1 or layer.last > 1 or (layer.seen and layer.seen.logits):
@@ -291,15 +297,15 @@ def wait(
 
     ``mass`` ``[B, H, n]`` is what its attention gave to each row, the mean over its group.
     """
-    waiting, scorer = layer.waiting, plan.method.scorer
+    waiting = layer.waiting
     held: tuple[mx.array, ...] = (queries,)
     known = None if mass is None else Known(mass)
-    if waiting is not None and scorer.observe is None and scorer.note is None:
-        held = (*waiting.queries, queries)[-scorer.window :]
+    if waiting is not None and plan.most:
+        held = (*waiting.queries, queries)[-plan.most :]
         known = known if len(held) == 1 else None
     elif waiting is not None:
         held = (*waiting.queries, queries)
-        known = _added(waiting.known, mass, scorer.decay)
+        known = _added(waiting.known, mass, plan.method.scorer.decay)
     return layer._replace(waiting=Waiting(held, layer.tokens_seen, scale, sinks, known))
 
 

@@ -1,0 +1,61 @@
+"""Tokens generated between two cuts: each is written where there is room, its query held, and nothing else.
+
+A layer is replaced as a whole at other steps; to do so for each of these would take longer than they do.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from vqx.state.layer import Layer
+from vqx.state.rows import Rows
+
+
+class Run(NamedTuple):
+    """What such tokens add to the layer before them."""
+
+    keys: mx.array  # [B, H, capacity, D], as of Rows
+    values: mx.array  # [B, H, capacity, Dv]
+    rows: int  # filled
+    added: int = 0  # of them the run's own
+    shown: int = 0  # of these tokens those whose queries were seen
+    queries: tuple[mx.array, ...] = ()  # [B, H * G, 1, D] each, of those that wait
+
+    def longer(self, key: mx.array, value: mx.array) -> "Run":
+        """With a token more, ``[B, H, 1, D]``."""
+        keys, values, rows, added, shown, queries = self
+        keys, values = keys[...], values[...]  # the arrays given stay as they are; memory is written in place
+        keys[:, :, rows : rows + 1] = key
+        values[:, :, rows : rows + 1] = value
+        return Run(keys, values, rows + 1, added + 1, shown, queries)
+
+    def filled(self) -> tuple[mx.array, mx.array]:
+        """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
+        keys, values, rows = self[:3]
+        if rows == keys.shape[2]:
+            return keys, values
+        return keys[:, :, :rows], values[:, :, :rows]
+
+    def asked(self, queries: mx.array, most: int) -> "Run":
+        """With the query of its latest token; the last ``most`` are held (0: all)."""
+        keys, values, rows, added, _, held = self
+        return Run(keys, values, rows, added, added, (*held, queries)[-most:])
+
+    def ended(self, layer: Layer) -> Layer:
+        """The layer that it makes of the one before it."""
+        rows, waiting, end = layer.rows, layer.waiting, layer.tokens_seen
+        if waiting is not None and self.shown:
+            waiting = waiting._replace(queries=self.queries, end=end + self.shown, known=None)
+        return layer._replace(
+            rows=Rows(self.keys, self.values, rows.position, rows.columns, rows.bare + self.added),
+            tokens_seen=end + self.added,
+            last=1,
+            generated=layer.generated + self.added,
+            waiting=waiting,
+        )
+
+
+def begun(layer: Layer) -> Run:
+    """None of it so far."""
+    queries = () if layer.waiting is None else layer.waiting.queries
+    return Run(layer.rows.keys, layer.rows.values, layer.rows.length, queries=queries)
