@@ -122,6 +122,28 @@ def test_what_matters_most_is_measured_first_and_later_tasks_wait(studies: None)
     assert middle == [(False, 256), (False, 128), (True, 256), (True, 128)]
 
 
+def test_a_process_that_is_refused_memory_measures_nothing_more(studies: None) -> None:
+    from comparison import Clock, attempt
+    from vqx_eval import Candidate, Job, Store
+    from vqx_eval.samples import Batch, Sample
+    from vqx_eval.task import TASKS, Reference
+
+    def refused(words: str) -> Job:
+        def start() -> Any:
+            raise RuntimeError(words)
+
+        batch = Batch([Sample("passkey", 0, "report", [1, 2], [], [3], {"length": 2})], "aware")
+        reference: Any = Reference(full=None, batch=batch)  # type: ignore[arg-type]
+        return Job(("", 1), TASKS["passkey"], batch, reference, False, [Candidate("h2o", 8, {}, start)])
+
+    store, clock = Store({}), Clock(60)
+    with pytest.raises(MemoryError, match="no room"):
+        attempt(refused("an illegal memory access was encountered"), store, clock)
+    assert store.pieces == {}
+    assert not attempt(refused("a method's own fault"), store, clock)  # noted, and the others go on
+    assert "own fault" in next(iter(store.pieces.values()))["skipped"]
+
+
 def test_a_setting_of_which_a_batch_is_missing_is_not_shown_and_its_rest_is_known(
     studies: None, tmp_path: Path
 ) -> None:

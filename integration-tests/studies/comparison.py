@@ -2,9 +2,9 @@
 
 Measures the embedded model on texts that no choice was made with (``collect_texts.py`` writes them), in
 pieces that a run which is started again does not repeat; processes that share a folder of claims share the
-work, and ``--known`` pieces are not measured again, whatever their batches were. Then ``--report`` puts the
-pieces together: ``docs/results/comparison`` and its ``.json``, pictures, and the tables of
-``docs/comparison.md``.
+work, and ``--known`` pieces are not measured again, whatever their batches were; ``--missing`` says what is
+left. A process that a full machine refuses memory ends there. Then ``--report`` puts the pieces together:
+``docs/results/comparison`` and its ``.json``, pictures, and the tables of ``docs/comparison.md``.
 
     python integration-tests/studies/comparison.py --texts texts/report --out pieces/0 --claims claims &
     python integration-tests/studies/comparison.py --texts texts/report --out pieces/1 --claims claims &
@@ -15,6 +15,7 @@ import argparse
 import json
 import platform
 import re
+import sys
 import time
 import traceback
 from collections import defaultdict
@@ -142,14 +143,18 @@ def measure(given: argparse.Namespace) -> None:
         print(f"full cache, transformers and mlx-lm: logits {about['logits apart']:.1e} apart")
         if about["logits apart"] > presses.NEAR:
             raise ValueError("transformers and mlx-lm do not agree on the full cache")
-    (given.out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+    if not given.missing:
+        (given.out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     everything = cells(engine, tokenizer, given.engines, given.budgets)
     asked = [cell for cell in everything if re.search(given.only, cell.label)]
     given.claims.mkdir(parents=True, exist_ok=True)
     known = measured(given.known)
     for cell, job, name in queue(todo, asked, given.budgets):
         place = job.task.name, job.batch.protocol, cell.label, cell.budget
-        if {sample.number for sample in job.batch.samples} <= known.get(place, set()):
+        left = {sample.number for sample in job.batch.samples} - known.get(place, set())
+        if given.missing and left:
+            print(f"{job.task.name} {job.batch.protocol}, {cell.label} at {cell.budget}: {len(left)} samples")
+        if given.missing or not left:
             continue
         claim = given.claims / name
         try:
@@ -158,10 +163,10 @@ def measure(given: argparse.Namespace) -> None:
             continue
         try:
             done = attempt(job._replace(candidates=[cell.make(job.batch.protocol)]), store, clock)
-        except TimeoutError:
+        except (TimeoutError, MemoryError) as error:
             claim.unlink()
-            print("time is up: what is missing is not measured")
-            break
+            print(f"{error or 'time is up'}: what is missing is not measured")
+            sys.exit(isinstance(error, MemoryError))
         if not done:  # for the next run to try again
             claim.unlink()
 
@@ -189,6 +194,8 @@ def attempt(job: Job, store: Store, clock: Clock) -> bool:
         raise
     except Exception as error:
         traceback.print_exc()
+        if re.search("memory|allocat", str(error)):  # what a process measures after that cannot be trusted
+            raise MemoryError(f"no room: {error}"[:300]) from error
         failed: Any = candidate
         why = {"label": failed.label, "budget": failed.budget, "skipped": f"failed: {error}"[:300]}
         pieces = run([job._replace(candidates=[why])], store, begin=clock.begin)
@@ -230,6 +237,7 @@ def main() -> None:
     parser.add_argument(
         "--known", type=Path, nargs="+", default=[], help="folders of pieces that are not measured again"
     )
+    parser.add_argument("--missing", action="store_true", help="say what would be measured; measure nothing")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing that would end later")
     parser.add_argument("--engines", type=names, default=list(ENGINES))
     parser.add_argument("--only", default="", help="a regular expression that labels must contain")
