@@ -165,7 +165,7 @@ def measure(given: argparse.Namespace) -> None:
             done = attempt(job._replace(candidates=[cell.make(job.batch.protocol)]), store, clock)
         except (TimeoutError, MemoryError) as error:
             claim.unlink()
-            print(f"{error or 'time is up'}: what is missing is not measured")
+            print(f"{str(error) or 'time is up'}: what is missing is not measured")
             sys.exit(isinstance(error, MemoryError))
         if not done:  # for the next run to try again
             claim.unlink()
