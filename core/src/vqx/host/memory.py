@@ -5,9 +5,9 @@ order, views and results that take an input's buffer over, buffers that are held
 """
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 
@@ -69,9 +69,12 @@ def under_way() -> int:
 
 
 class Array:
-    """An array of the graph, the same object wherever it is read."""
+    """An array of the graph, the same object wherever it is read, and what the walk under way notes of it."""
 
-    __slots__ = ("itemsize", "nbytes")
+    __slots__ = ("buffer", "itemsize", "nbytes", "ordered", "reads")
+    buffer: "_Buffer"
+    ordered: bool  # whether its numbers stand in order in the buffer
+    reads: int  # operations to come that read it, and holders
 
     def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
         self.itemsize = dtype.size
@@ -189,63 +192,79 @@ class _Buffer:
         self.size, self.users = size, 0
 
 
+_T = TypeVar("_T")
+
+
 class _Walk:
     """The evaluator's memory while it goes through a tape."""
 
     def __init__(self, graph: Graph, held: int) -> None:
         self.pace = pace()
-        self.reads: Counter[Array] = Counter(graph.results)
-        for operation in graph.operations:
-            self.reads.update({*operation.inputs})
-        self.buffers: dict[Array, tuple[_Buffer, bool]] = {}
         self.tasks: deque[list[_Buffer]] = deque([[]])
         self.counted = self.numbers = self.closed = 0
         self.now = self.most = 0
-        for array in [*graph.constants, *graph.given]:
+        there = [*graph.constants, *graph.given]
+        for array in there:
+            array.reads = 0
+        for operation in graph.operations:
+            for array in operation.outputs:
+                array.reads = 0
+        for operation in graph.operations:
+            for array in _distinct(operation.inputs):
+                array.reads += 1
+        for array in [*graph.results, *graph.constants, *graph.given[:held]]:
+            array.reads += 1
+        for array in there:
             self._hold(array, self._allocate(array.nbytes), True)
-        self.reads.update([*graph.constants, *graph.given[:held]])
 
     def run(self, operation: Operation) -> None:
         """Dispatch an operation: find room for what it makes, and let go of what nobody reads any more."""
-        found = [self.buffers.get(array) for array in operation.inputs]
-        made = [self._result(operation, array, found) for array in operation.outputs]
+        inputs = _distinct(operation.inputs)
+        read = _distinct([array.buffer for array in inputs])
+        made = [self._result(operation, array) for array in operation.outputs]
+        new = False
         for array, (buffer, ordered) in zip(operation.outputs, made, strict=True):
             self._hold(array, buffer, ordered)
-        read = {id(one[0]): one[0] for one in found if one is not None}
-        new = any(id(buffer) not in read for buffer, _ in made)
-        self._pend(operation, [one for key, one in read.items() if key != id(made[0][0])], new)
-        for array in {*operation.inputs}:
-            self._read(array)
+            new = new or buffer not in read
+        self._pend(operation, read, made[0][0], new)
+        for array in inputs:
+            array.reads -= 1
+            if not array.reads:
+                self._release(array.buffer)
         for array in operation.outputs:
-            if not self.reads[array]:
-                self._release(self.buffers.pop(array)[0])
+            if not array.reads:
+                self._release(array.buffer)
 
-    def _result(
-        self, operation: Operation, array: Array, found: list[tuple[_Buffer, bool] | None]
-    ) -> tuple[_Buffer, bool]:
-        kind, first = operation.kind, found[0] if found else None
-        if first is not None and kind in STEPS:
-            return first
-        if first is not None and kind in VIEWS and (first[1] or kind not in COPIES):
-            return first[0], first[1] and operation.ordered
-        able = [] if kind in FRESH else found[:1] if kind in UPDATES else found
-        for one, given in zip(able, operation.inputs, strict=False):
-            if one is not None and self._spare(one[0], given, operation, array):
-                return one
+    def _result(self, operation: Operation, array: Array) -> tuple["_Buffer", bool]:
+        kind, inputs = operation.kind, operation.inputs
+        if inputs and (kind in STEPS or kind in VIEWS):
+            first = inputs[0]
+            if kind in STEPS:
+                return first.buffer, first.ordered
+            if first.ordered or kind not in COPIES:
+                return first.buffer, first.ordered and operation.ordered
+        if kind not in FRESH:
+            for given in inputs[:1] if kind in UPDATES else inputs:
+                if self._spare(given, operation, array):
+                    return given.buffer, given.ordered
         return self._allocate(array.nbytes), True
 
-    def _spare(self, buffer: _Buffer, given: Array, operation: Operation, array: Array) -> bool:
-        """Whether nobody else needs the buffer, and the result fits it."""
-        views = {one for one in operation.inputs if self.buffers[one][0] is buffer}
-        alone = buffer.users == len(views) and all(self.reads[one] == 1 for one in views)
-        return alone and given.itemsize == array.itemsize and 0 <= buffer.size - array.nbytes <= SPARE
+    def _spare(self, given: Array, operation: Operation, array: Array) -> bool:
+        """Whether nobody else needs an input's buffer, and the result fits it."""
+        buffer = given.buffer
+        if given.itemsize != array.itemsize or not 0 <= buffer.size - array.nbytes <= SPARE:
+            return False
+        views = [one for one in _distinct(operation.inputs) if one.buffer is buffer]
+        return buffer.users == len(views) and all(one.reads == 1 for one in views)
 
-    def _pend(self, operation: Operation, buffers: list[_Buffer], new: bool) -> None:
-        """Hold what is read until the device has come so far."""
-        for buffer in buffers:
-            buffer.users += 1
-        self.tasks[-1] += buffers
-        self._count(operation, new)
+    def _pend(self, operation: Operation, read: list["_Buffer"], over: "_Buffer", new: bool) -> None:
+        """Hold what is read, but for what is written over, until the device has come so far."""
+        task = self.tasks[-1]
+        for buffer in read:
+            if buffer is not over:
+                buffer.users += 1
+                task.append(buffer)
+        self._count(operation, read, new)
         if self.counted >= self.pace.operations or self.numbers > self.pace.numbers * 2**20:
             self.tasks.append([])
             self.counted = self.numbers = 0
@@ -254,33 +273,34 @@ class _Walk:
             for buffer in self.tasks.popleft():
                 self._release(buffer)
 
-    def _count(self, operation: Operation, new: bool) -> None:
+    def _count(self, operation: Operation, read: list["_Buffer"], new: bool) -> None:
         """Count what an operation takes of its task."""
         kind, pace = operation.kind, self.pace
-        read = {id(self.buffers[array][0]): array for array in operation.inputs}
         inside = kind in STEPS or 1 == len(read) < len(operation.inputs)  # of one kernel with the next
         if inside or (not new and kind in VIEWS):
             self.counted += pace.viewing
             return
-        several = 1 if math.isinf(pace.numbers) else KERNELS.get(kind, 1)
-        self.counted += several * (pace.copying if new else pace.writing)
-        self.numbers += sum(array.nbytes // array.itemsize for array in read.values())
+        counted = pace.copying if new else pace.writing
+        if math.isinf(pace.numbers):
+            self.counted += counted
+            return
+        self.counted += counted * KERNELS.get(kind, 1)
+        self.numbers += sum({id(one.buffer): one.nbytes // one.itemsize for one in operation.inputs}.values())
 
-    def _allocate(self, size: int) -> _Buffer:
+    def _allocate(self, size: int) -> "_Buffer":
         self.now += size
         self.most = max(self.most, self.now)
         return _Buffer(size)
 
-    def _hold(self, array: Array, buffer: _Buffer, ordered: bool) -> None:
+    def _hold(self, array: Array, buffer: "_Buffer", ordered: bool) -> None:
         buffer.users += 1
-        self.buffers[array] = (buffer, ordered)
+        array.buffer, array.ordered = buffer, ordered
 
-    def _read(self, array: Array) -> None:
-        self.reads[array] -= 1
-        if not self.reads[array]:
-            self._release(self.buffers.pop(array)[0])
-
-    def _release(self, buffer: _Buffer) -> None:
+    def _release(self, buffer: "_Buffer") -> None:
         buffer.users -= 1
         if not buffer.users:
             self.now -= buffer.size
+
+
+def _distinct(those: list[_T]) -> list[_T]:
+    return those if len(those) < 2 else [*dict.fromkeys(those)]
