@@ -23,11 +23,22 @@ STEPS = "steps"
 NEAR = 256
 """Steps of the first of a kernel's two tables of turns."""
 
+FAR = 128
+"""Steps of the second, at least."""
+
 THREADS, PLANES = 1024, 64
 """Threads that a block of an NVIDIA GPU has at most, and along its third axis."""
 
 PROBES = ((3, 5), (700, -650), (9000, -8999), (4000, 2000))
 """Positions and turns at which a module is checked."""
+
+
+class Tables(NamedTuple):
+    """Cosines and sines of turns back, for keys whose channels pair up regularly."""
+
+    channels: tuple[slice, slice]  # the first of each pair, and the second
+    near: tuple[mx.array, mx.array]  # [256, P] float32 each: by t steps
+    far: tuple[mx.array, mx.array]  # [F, P]: by 256 t steps
 
 
 class Rotary(NamedTuple):
@@ -38,6 +49,7 @@ class Rotary(NamedTuple):
     mirror: mx.array  # [D] of +1 and -1: mirrored before and after, a turn goes the other way
     turns: Callable[[int], kernels.Turns]  # what turns back by less than so many steps are
     beside: int = 1  # times that a key is turned side by side, so that its positions fit a GPU's blocks
+    tables: Callable[[int], "Tables | None"] = lambda count: None  # of turns by less than 256 ``count`` steps
 
     def turn(self, keys: mx.array, delta: mx.array) -> mx.array:
         """Move keys ``[B, H, n, D]`` by ``delta`` ``[B, H, n]`` positions, in float32."""
@@ -64,6 +76,10 @@ class Rotary(NamedTuple):
     def placed(self, keys: mx.array, steps: mx.array, most: int) -> mx.array:
         """As ``turn_back`` by steps that are less than ``most``; a kernel does it where one runs."""
         found = kernels.turned(keys, steps, lambda: self.turns(1 << (most // NEAR).bit_length()))
+        if found is None and mx.default_device() == mx.cpu:
+            # where a cosine and a sine for each number of a key would take six times as long
+            tables = self.tables(1 << max(most // NEAR, FAR - 1).bit_length())
+            found = None if tables is None else _looked_up(tables, keys, steps)
         return self.turn_back(keys, steps) if found is None else found
 
     def averaged(self, start: Any, count: int) -> mx.array:
@@ -85,6 +101,18 @@ class Rotary(NamedTuple):
         halfway = mx.mean(turned, axis=2)[:, :, None]
         found = mx.where(mixed, mx.where(self.mirror[:, None] > 0, halfway[:, 0], halfway[:, 1]), 0.0)
         return found if places.ndim > 1 else found[0]
+
+
+def _looked_up(tables: Tables, keys: mx.array, steps: mx.array) -> mx.array:
+    """As ``Rotary.turn_back``: a turn is one of the first table after one of the second."""
+    near, near_sine = (table[steps % NEAR] for table in tables.near)
+    far, far_sine = (table[steps // NEAR] for table in tables.far)
+    cosine, sine = far * near - far_sine * near_sine, far_sine * near + far * near_sine
+    first, second = tables.channels
+    x, y = keys[..., first].astype(mx.float32), keys[..., second].astype(mx.float32)
+    turned = x * cosine + y * sine, y * cosine - x * sine
+    join = mx.concatenate if first.step == 1 else mx.stack
+    return join([*turned], axis=-1).reshape(keys.shape).astype(keys.dtype)
 
 
 def closed_up(rows: Rows, gone: mx.array) -> Rows:
@@ -141,7 +169,8 @@ def _read(rope: Rope, width: int) -> Rotary:
     partner = mx.where(mx.max(mixed, axis=1) > 0, mx.argmax(mixed, axis=1), mx.arange(width))
     mirror = mx.where(partner < mx.arange(width), -1.0, 1.0)
     turns = functools.cache(lambda count: _turns(rotary, partner, count))
-    rotary = Rotary(rope, scale, mirror, turns, _beside(int(np.sum(np.array(mirror) < 0))))
+    tables = functools.cache(lambda count: _tables(turns(count)))
+    rotary = Rotary(rope, scale, mirror, turns, _beside(int(np.sum(np.array(mirror) < 0))), tables)
     return rotary
 
 
@@ -171,6 +200,23 @@ def _turns(rotary: Rotary, partner: mx.array, count: int) -> kernels.Turns:
 
     near, far = mx.arange(NEAR, dtype=mx.int32), mx.arange(count, dtype=mx.int32)
     return channels, table(near), table(NEAR * far)
+
+
+def _tables(turns: kernels.Turns) -> Tables | None:
+    """The same as columns of their own; None where channels stand in their pairs without a rule.
+
+    They are evaluated, once for 32,768 tokens and once for each doubling: threads share them.
+    """
+    channels, *tables = turns
+    pairs = channels.shape[1]
+    for step, away in ((1, pairs), (2, 1)):
+        first = step * np.arange(pairs)
+        if np.array_equal(np.array(channels), np.stack([first, first + away])):
+            near, far = ((mx.contiguous(table[..., 0]), mx.contiguous(table[..., 1])) for table in tables)
+            mx.eval(near, far)
+            runs = slice(0, step * pairs, step), slice(away, away + step * pairs, step)
+            return Tables(runs, near, far)
+    return None
 
 
 def _adds_up(rotary: Rotary, width: int, start: int, delta: int) -> bool:
