@@ -41,6 +41,8 @@ PAIRS = [
     ("morphkv", "token"),
     ("morphkv", "bits"),
     ("morphkv", "compact"),
+    ("squeezeattention", "whole"),
+    ("squeezeattention", "every 5"),
 ]
 """One method of each nature; that each method treats sequences apart is a law of the kit."""
 
@@ -106,7 +108,7 @@ def in_batches(
 
 
 def batched(method: str) -> bool:
-    return not (NATURES[method].shares_heads or NATURES[method].shares_layers)
+    return not NATURES[method].shares_heads
 
 
 @pytest.mark.parametrize(("method", "engine"), PAIRS)

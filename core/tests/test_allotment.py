@@ -17,6 +17,7 @@ from vqx.host.layers import attention_of
 from vqx.host.residuals import watch_residuals
 from vqx.scorers import Share
 from vqx.state.allotment import Allotment
+from vqx.state.turn import Turn
 
 NEWEST = Scorer(score=lambda held: 0.0)
 BUDGETS = [6, 12, 9]
@@ -41,10 +42,12 @@ def caches() -> Caches:
         share = Share(6, budgets, lambda index, rows: Method(NEWEST, rows, 1))
         together = Allotment(share, range(3))
         run = Options(queries="model", **options)
-        return [
-            EvictingCache(Method(NEWEST, 9, 1, share=share), run, number=n, allotment=together)
-            for n in range(3)
-        ]
+        held, turn = [], Turn()
+        for n in range(3):
+            held.append(EvictingCache(Method(NEWEST, 9, 1, share=share), run, number=n, allotment=together))
+            held[n].turn = turn
+            turn.join(held[n])
+        return held
 
     return make
 
@@ -115,7 +118,8 @@ def test_two_lists_of_caches_decide_apart(model: nn.Module, caches: Caches) -> N
 def test_a_layer_that_was_not_seen_is_missed(tiny_llama: Callable[..., nn.Module], caches: Caches) -> None:
     held = caches([])
     keys = mx.zeros((1, 2, 12, 8))
-    held[0].update_and_fetch(keys, keys)
+    for cache in held:
+        cache.update_and_fetch(keys, keys)
     with pytest.raises(ValueError, match="layer 0: how much its attention changes was not seen"):
         held[0].update_and_fetch(keys, keys)
 

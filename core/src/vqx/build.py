@@ -4,6 +4,7 @@
 """
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -97,6 +98,7 @@ def _shared(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -
     if share is None:
         return methods
 
+    @functools.cache
     def at(index: int, rows: int) -> Method:
         return _built(chain, {**own, "budget": rows}, layers)[index]._replace(share=None)
 

@@ -83,8 +83,8 @@ def test_in_a_model_layers_keep_what_their_attention_asks_for(model: Any) -> Non
 
 def test_every_list_of_caches_decides_for_itself(model: Any) -> None:
     one, other = (vqx.make_cache(model, "squeezeattention", budget=20) for _ in range(2))
-    assert len({id(cache.allotment) for cache in one}) == 1
-    assert one[0].allotment is not other[0].allotment
+    assert len({id(cache.turn) for cache in one}) == 1
+    assert one[0].turn is not other[0].turn
 
 
 def test_fewer_layers_than_groups_keep_one_budget_each() -> None:

@@ -133,15 +133,12 @@ def cache_factory(
             turning = [*rotaries(model, evicting, compact=compact)]
         recipe = recipe_of(model, chain, own, engine, evicting)
         each = [Options(**{**engine, "queries": source}) for source in queries]
+        gathered = all_layers(first, count) if count > len(evicting) else None
+        together = None if share is None else Allotment(share, evicting, first, gathered)
 
         def fresh() -> list[Any]:
             caches = own_caches(model)
             turn = Turn(whole=len(caches) == len(evicting))
-            together = None
-            if share is not None:
-                split = count > len(evicting)
-                gathered = all_layers(caches, first, count) if split else None
-                together = Allotment(share, evicting, first, gathered)
             parts = zip(evicting, methods, each, turning, groups, strict=True)
             for number, method, options, rotary, group in parts:
                 caches[number] = EvictingCache(

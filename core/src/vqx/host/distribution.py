@@ -33,15 +33,16 @@ def share_of_layers(model: nn.Module, evicting: Sequence[int]) -> tuple[int, int
     return int(text.start_idx), int(model.args.num_hidden_layers)
 
 
-def all_layers(caches: Sequence[Any], first: int, count: int) -> Callable[[mx.array], mx.array]:
+def all_layers(first: int, count: int) -> Callable[[mx.array, Sequence[Any]], mx.array]:
     """From a number for each layer of this process, the ``first`` and those after it, to one for all layers.
 
+    What this process's caches owe the others is sent before it waits for them.
+
     Args:
-        caches: this process's: what it owes the others is sent before it waits for them.
         count: layers of the whole model.
     """
 
-    def gathered(own: mx.array) -> mx.array:
+    def gathered(own: mx.array, caches: Sequence[Any]) -> mx.array:
         mx.eval([cache.keys for cache in caches if cache.keys is not None])
         placed = mx.pad(own, (first, count - first - own.size))
         total: mx.array = mx.distributed.all_sum(placed)

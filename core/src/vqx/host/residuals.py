@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from vqx.state.batch import EvictingBatch
 from vqx.state.cache import EvictingCache
 
 _now = threading.local()
@@ -68,8 +69,8 @@ def _left(call: Callable[..., Any]) -> Callable[..., Any]:
         answer = call(self, *args, **kwargs)
         before = getattr(_now, "hidden", None)
         for cache in (*args, *kwargs.values()):
-            if isinstance(cache, EvictingCache) and cache.allotment is not None and before is not None:
-                cache.allotment.see(cache.number, before, _first(answer))
+            if isinstance(cache, (EvictingCache, EvictingBatch)) and before is not None:
+                cache.see(before, _first(answer))
         return answer
 
     return attention

@@ -176,13 +176,18 @@ def _together(caches: Sequence[Any]) -> Any:
 def _tried(
     model: nn.Module, fresh: Callable[[], list[Any]]
 ) -> tuple[EvictingCache, mx.array, mx.array, mx.array] | None:
-    """The cache that is full first, empty, with a token's queries, keys and values; None where layers decide
-    together when they are full."""
+    """The cache that is full first, empty, with a token's queries, keys and values; None: none holds rows.
+
+    Where layers share their rows, each has the fewest that it may have.
+    """
     caches = fresh()
     model(mx.ones((1, 1), mx.int32), cache=caches)
-    seen = [cache for cache in _evicting(caches) if cache.layer is not None and cache.allotment is None]
+    seen = [cache for cache in _evicting(caches) if cache.layer is not None]
     if not seen:
         return None
+    for cache in seen:
+        if cache.allotment is not None:
+            cache.allot(0, cache.allotment.method(cache.number, cache.allotment.share.least))
     cache = min(seen, key=lambda cache: cache.plan.method.budget)
     keys, values = (mx.zeros_like(array) for array in cache.keys_and_values())
     shown = cache.layer.seen if cache.layer is not None else None

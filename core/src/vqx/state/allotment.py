@@ -1,7 +1,7 @@
 """How the layers of a model share their rows: a decision that its caches take together, from the prompt.
 
 Attention that hardly changes the hidden state can do with fewer rows; how much it does is measured while
-the prompt is read, and read by the host once, before the first cut.
+the prompt is read, and read by the host once for each text, before the first cut.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,85 +14,91 @@ from vqx.options import at_least
 from vqx.scorers import Method, Share
 
 
-class _Seen(NamedTuple):
-    total: mx.array  # sum of cosines over tokens and sequences
-    tokens: int
+class Change(NamedTuple):
+    """How much the attention of one layer changed the hidden state, in each sequence so far."""
+
+    total: mx.array  # [B] sums of cosines over tokens
+    tokens: tuple[int, ...]  # how many of each
+
+    def more(self, total: mx.array, tokens: Sequence[int]) -> "Change":
+        """With what later tokens showed."""
+        return Change(self.total + total, tuple(a + b for a, b in zip(self.tokens, tokens, strict=True)))
+
+    def taken(self, places: Sequence[int]) -> "Change":
+        """Of these sequences alone."""
+        return Change(self.total[mx.array([*places])], tuple(self.tokens[i] for i in places))
+
+    def beside(self, other: "Change") -> "Change":
+        """With other sequences behind."""
+        return Change(mx.concatenate([self.total, other.total]), self.tokens + other.tokens)
 
 
-class Allotment:
-    """The decision of one list of caches, for the layers of these numbers.
+UNSEEN = Change(mx.array([0.0]), (0,))
+"""Of one sequence without a token."""
 
-    Args:
-        first: the place of the first of them among the layers that share their rows.
-        gathered: from what was seen of these layers to what was seen of all, where other processes have the
-            others; None: they are all here.
+
+def cosines(before: mx.array, change: mx.array) -> mx.array:
+    """Of hidden states ``[B, S, hidden]`` and what attention adds to them, ``[B, S]``."""
+    x, y = before.astype(mx.float32), (before + change).astype(mx.float32)
+    return mx.sum(x * y, axis=-1) * mx.rsqrt(mx.sum(x * x, axis=-1) * mx.sum(y * y, axis=-1))
+
+
+def changing(number: int, change: Change) -> Change:
+    """What was seen of a layer that read something.
+
+    Raises:
+        ValueError: nothing.
+    """
+    if 0 in change.tokens:
+        raise ValueError(
+            f"layer {number}: how much its attention changes was not seen, by which the layers share their"
+            " rows; let them have one budget"
+        )
+    return change
+
+
+class Allotment(NamedTuple):
+    """What the layers of these numbers decide together.
+
+    Their caches hold what each saw (``change``), join one ``vqx.state.turn.Turn``, and take what is decided
+    (``allot``).
     """
 
-    def __init__(
-        self,
-        share: Share,
-        numbers: Sequence[int],
-        first: int = 0,
-        gathered: Callable[[mx.array], mx.array] | None = None,
-    ) -> None:
-        self.share, self.numbers, self.first, self.gathered = share, [*numbers], first, gathered
-        self.chosen: dict[int, Method] = {}
-        self._seen: dict[int, _Seen] = {}
+    share: Share
+    numbers: Sequence[int]
+    first: int = 0
+    """The place of the first of them among the layers that share their rows."""
+    gathered: Callable[[mx.array, Sequence[Any]], mx.array] | None = None
+    """From what was seen of these layers, and their caches, to what was seen of all, where other processes
+    have the others; None: they are all here."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether every layer saw the same tokens: between forwards, and while one token is read."""
-        tokens = {self._seen[number].tokens if number in self._seen else 0 for number in self.numbers}
-        return len(tokens) == 1 and 0 not in tokens
+    def method(self, number: int, budget: Any) -> Method:
+        """The method of the layer ``number`` with the budget that was decided."""
+        at_least("budget", budget, self.share.least)
+        return self.share.at(self.first + [*self.numbers].index(number), budget)
 
-    def see(self, number: int, before: mx.array, change: mx.array) -> None:
-        """Hidden states ``[B, S, hidden]`` before a layer's attention, and what it adds to them.
+    def decide(self, caches: Sequence[Any], sequences: Sequence[int]) -> None:
+        """Read what was seen of these sequences, and let every layer take its method.
 
-        Single tokens after the first forward are not looked at, so that decoding costs nothing.
+        A sequence of which not every layer saw the same tokens waits: a forward is under way.
+
+        Args:
+            caches: at least those of ``numbers``.
+
+        Raises:
+            ValueError: some are missing.
         """
-        batch, length, _ = before.shape
-        if self.chosen or (length == 1 and number in self._seen):
+        layers = {cache.number: cache for cache in caches}
+        if not layers.keys() >= {*self.numbers}:
+            raise ValueError("layers that share their rows decide together: build them with vqx.make_cache")
+        seen = [layers[number].change for number in self.numbers]
+        counts = {i: {change.tokens[i] for change in seen} for i in sequences}
+        complete = [i for i in sequences if len(counts[i]) == 1 and counts[i] != {0}]
+        if not complete:
             return
-        x, y = before.astype(mx.float32), (before + change).astype(mx.float32)
-        cosine = mx.sum(x * y, axis=-1) * mx.rsqrt(mx.sum(x * x, axis=-1) * mx.sum(y * y, axis=-1))
-        old = self._seen.get(number, _Seen(mx.array(0.0), 0))
-        self._seen[number] = _Seen(old.total + cosine.sum(), old.tokens + batch * length)
-
-    def shown(self, number: int) -> Any:
-        """What was seen of ``number``, for ``show``."""
-        return self._seen.get(number)
-
-    def show(self, number: int, seen: Any) -> None:
-        """Know of ``number`` what ``shown`` told, and nothing more."""
-        self._seen.pop(number, None)
-        if seen is not None:
-            self._seen[number] = seen
-
-    def carried(self, number: int) -> list[mx.array]:
-        """The array that waits to be read, for ``number``'s state."""
-        return [self._seen[number].total] if number in self._seen else []
-
-    def told(self, number: int) -> tuple[int | None, int]:
-        """For a file: ``number``'s budget once it is decided, and the tokens that ``carried`` sums up."""
-        budget = self.chosen[number].budget if number in self.chosen else None
-        return budget, self._seen[number].tokens if number in self._seen else 0
-
-    def restore(self, number: int, budget: Any, tokens: Any, total: mx.array | None) -> Method | None:
-        """The reverse: ``number``'s method where it was decided."""
-        if budget is not None:
-            at_least("budget", budget, self.share.least)
-            return self.share.at(self.first + self.numbers.index(number), budget)
-        if total is not None:
-            at_least("tokens", tokens, 1)
-            self._seen[number] = _Seen(total, tokens)
-        return None
-
-    def decide(self) -> None:
-        """Read what was seen and choose every layer's method: the one time that the host waits."""
-        if self.chosen:
-            return
-        seen = [self._seen[number] for number in self.numbers]
-        means = mx.stack([each.total / each.tokens for each in seen])
-        means = means if self.gathered is None else self.gathered(means)
-        budgets = self.share.budgets([float(mean) for mean in np.array(means)])
-        self.chosen = {n: self.share.at(i, budgets[i]) for i, n in enumerate(self.numbers, self.first)}
+        means = mx.stack([change.total / mx.array(change.tokens) for change in seen], axis=1)
+        for i in complete:
+            every = means[i] if self.gathered is None else self.gathered(means[i], caches)
+            budgets = self.share.budgets([float(mean) for mean in np.array(every)])
+            for place, number in enumerate(self.numbers, self.first):
+                layers[number].allot(i, self.method(number, budgets[place]))

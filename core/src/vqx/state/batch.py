@@ -7,15 +7,31 @@ one history, the cache of one sequence does all.
 """
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from vqx.scorers import Method
 from vqx.state import joined
-from vqx.state.allotment import Allotment
-from vqx.state.layer import Layer, Plan, admit, attended, caught_up, settle, stand_ins, watch
-from vqx.state.parts import Part, causal, of_each, seen_by, side_by_side, split
+from vqx.state.allotment import Allotment, Change, changing
+from vqx.state.layer import Layer, Plan, attended
+from vqx.state.members import Members
+from vqx.state.parts import (
+    Part,
+    Shown,
+    causal,
+    of_each,
+    of_layers,
+    read,
+    rows_left,
+    side_by_side,
+    split,
+    stood_in,
+    together,
+    watched,
+)
 from vqx.state.saved import Recipe
 from vqx.state.shown import check, unusable
 from vqx.state.turn import Turn
@@ -34,11 +50,14 @@ class EvictingBatch:
     def __init__(self, caches: Sequence[Any]) -> None:
         first = caches[0]
         for cache in caches:
-            if why := unfit(cache.plan, cache.allotment):
+            if why := unfit(cache.plan):
                 raise ValueError(f"no batches: {why}")
             _check_alike(first, cache)
             cache.check_pending()
         self.plan: Plan = first.plan
+        self.allotment: Allotment | None = next((c.allotment for c in caches if c.allotment), None)
+        alone = [Members((cache.plan,), cache.change, (0,)) for cache in caches]
+        self.members: Members = functools.reduce(Members.joined, alone)
         self.number: int = first.number
         self.recipe: Recipe | None = first.recipe
         self.single: Callable[..., Any] = first.another
@@ -48,9 +67,6 @@ class EvictingBatch:
         held = [Part((i,), cache.layer) for i, cache in enumerate(caches) if cache.layer is not None]
         self._parts: list[Part] = [*([Part(empty)] if empty else []), *held]
         self._one: Any = None  # the cache that does all, while the sequences have one history
-        self._count = len(caches)
-        self._skip = (0,) * len(caches)  # tokens of padding to come before each sequence's own
-        self._left: tuple[int, ...] | None = None  # each sequence's own tokens until the padding behind them
         self._length = 0  # tokens of the last forward, padding included
         self._nan: mx.array | None = None
         self.turn: Turn | None = None if first.turn is None else first.turn.made_of(self.number)
@@ -58,7 +74,7 @@ class EvictingBatch:
             self.turn.join(self)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.members.plans)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EvictingBatch":
         turn = copy.deepcopy(self.turn, memo)
@@ -96,7 +112,7 @@ class EvictingBatch:
         one, parts = self._one, self._parts  # another thread may ask, so nothing is changed here
         if one is not None:
             return (one.tokens_seen,) * len(self)
-        return _of_layers(parts, lambda layer: joined.each_of(layer).tokens_seen)
+        return of_layers(parts, lambda layer: joined.each_of(layer).tokens_seen)
 
     @property
     def tokens_kept(self) -> tuple[int, ...]:
@@ -104,13 +120,14 @@ class EvictingBatch:
         one, parts = self._one, self._parts
         if one is not None:
             return (one.tokens_kept,) * len(self)
-        return _of_layers(parts, lambda layer: joined.rows_after(self.plan, layer))
+        return rows_left(parts, self.members.plans)
 
     @property
     def offset(self) -> int | mx.array:
         """The position at which the model rotates the next query and key: ``[B]`` where sequences differ."""
+        self._decide()
         place = self.tokens_kept if self.plan.compact else self.tokens_seen
-        at = tuple(before - skip for before, skip in zip(place, self._skip, strict=True))
+        at = tuple(before - skip for before, skip in zip(place, self.members.skip, strict=True))
         return at[0] if len(set(at)) == 1 else mx.array(at)
 
     def prepare(
@@ -133,14 +150,15 @@ class EvictingBatch:
         if left_padding is not None and max(left_padding) > 0:
             if not self.empty():
                 raise ValueError("left padding can be skipped before a sequence's first token only")
-            self._skip = tuple(a + int(b) for a, b in zip(self._skip, left_padding, strict=True))
+            before = zip(self.members.skip, left_padding, strict=True)
+            self.members = self.members._replace(skip=tuple(a + int(b) for a, b in before))
         if lengths is not None and right_padding is not None and max(right_padding) > 0:
-            self._left = tuple(int(length) for length in lengths)
+            self.members = self.members._replace(left=tuple(int(length) for length in lengths))
 
     def finalize(self) -> None:
         """The prompts were read; what was padding was never held."""
         self._undo()
-        self._left = None
+        self.members = self.members._replace(left=None)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Settle what is pending, add each sequence's tokens, and return what attention reads.
@@ -152,6 +170,7 @@ class EvictingBatch:
         Raises:
             ValueError: as of ``vqx.EvictingCache``.
         """
+        self._decide()
         if self.turn is None:
             return self._update(keys, values)
         self.turn.read(self, self.now())
@@ -161,28 +180,29 @@ class EvictingBatch:
 
     def _update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         length = keys.shape[2]
-        own = self._own_tokens(length)
+        own = self.members.own(length)
         if self._is_one(own, length):
             if self._one is None:
-                self._one = self.single(self._parts[0].layer, self._nan, self.unseen)
+                self._one = self._alone(self._parts[0].layer, 0, self._nan, self.unseen)
             self._length = length
-            read: tuple[mx.array, mx.array] = self._one.update_and_fetch(keys, values)
-            return read
+            rows: tuple[mx.array, mx.array] = self._one.update_and_fetch(keys, values)
+            return rows
         parts = self.parts
         self.check_pending()
+        if waiting := [i for i in self.members.undecided if self._held()[i]]:
+            keys = mx.depends([keys], [changing(self.number, self.members.change.taken(waiting)).total])[0]
         if self._decodes(own, length):
-            parts = [self._joined(parts, keys, values)]
+            parts = [together(parts, self.members.plans, keys, values)]
         else:
-            parts = [self._read(part, keys, values) for part in split(parts, own)]
+            parts = [
+                read(self._plan(part), part, keys, values) for part in split(parts, own, self.members.plans)
+            ]
         watching = self.plan.method.scorer.reads_queries
         if watching and self.plan.options.queries != "model":
-            parts = [self._stand_in(part, keys) for part in parts]
+            parts = [stood_in(self._plan(part), part, keys) for part in parts]
         expects = watching and self.plan.options.queries == "model"
         self.unseen = "computes attention by itself" if expects else ""
-        self._parts, self._length = parts, length
-        self._skip = tuple(skip - skipped for skip, (skipped, _) in zip(self._skip, own, strict=True))
-        if self._left is not None:
-            self._left = tuple(left - new for left, (_, new) in zip(self._left, own, strict=True))
+        self._parts, self._length, self.members = parts, length, self.members.after(own)
         if length > 1:
             found = [mx.any(mx.isnan(part.own(keys))) for part in parts if part.new]
             self._nan = mx.any(mx.stack(found)) if found else None
@@ -195,7 +215,7 @@ class EvictingBatch:
     ) -> None:
         """See the queries of the forward under way (as of ``vqx.EvictingCache``)."""
         if self._one is not None:
-            self._one.observe(queries, keys, scale, mask, sinks)
+            self._one.observe(queries, keys, scale, self._alike(mask, queries.shape[2]), sinks)
             return
         if not self.unseen:
             return
@@ -204,34 +224,22 @@ class EvictingBatch:
             return
         if not logits:
             mask = joined.padding(self._rows()) if self._together else "causal"
-        kept = max(self._rows())
-
-        def watched(part: Part) -> Part:
-            layer = part.layer
-            if layer is None or not part.new:
-                return part
-            shown, read = mask, keys if self._together else None
-            if logits and not self._together:
-                read = seen_by(part, keys[mx.array(part.members)].swapaxes(-1, -2), kept).swapaxes(-1, -2)
-                if isinstance(mask, mx.array):
-                    each = mx.broadcast_to(mask, (len(self), *mask.shape[1:])) if mask.ndim == 4 else mask
-                    rows = part.own(each) if mask.ndim == 4 else each
-                    shown = seen_by(part, rows, kept)
-            asked = part.own(queries)
-            batch, _, length, width = asked.shape
-            asked = asked.reshape(batch, layer.rows.keys.shape[1], -1, length, width)
-            seen = watch(
-                self.plan, layer, asked, scale=scale, mask=shown, sinks=sinks, keys=read, logits=logits
-            )
-            return part._replace(layer=seen)
-
-        self._parts = [watched(part) for part in self._parts]
+        kept = None if self._together else max(self._rows())
+        shown = Shown(queries, keys, scale, mask, sinks, logits, kept)
+        self._parts = [watched(self._plan(part), part, shown) for part in self._parts]
 
     def masks(self, mask: Any, query_heads: int, length: int) -> list[tuple[int, int, Any]]:
         """The mask that attention has to use: this layer's own, where its sequences differ."""
-        if self._one is None and not (isinstance(mask, mx.array) and mask.dtype != mx.bool_):
+        if self._one is not None:
+            mask = self._alike(mask, length)
+        elif not (isinstance(mask, mx.array) and mask.dtype != mx.bool_):
             mask = self._mask()
         return [(0, length, mask)]
+
+    def _alike(self, mask: Any, length: int) -> Any:
+        """The mask while the sequences have one history: where the host's is another layer's, they differ."""
+        of_batch = isinstance(mask, mx.array) and mask.dtype == mx.bool_ and mask.ndim == 4
+        return (None if length == 1 else "causal") if of_batch else mask
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """As attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
@@ -246,9 +254,10 @@ class EvictingBatch:
         """The mask of N new tokens: booleans ``[B, 1, N, rows + N]`` where sequences differ."""
         if self.turn is not None:
             self.turn.begin(self)
-        own = self._own_tokens(N)
+        self._decide()
+        own = self.members.own(N)
         if window_size is not None or self._is_one(own, N):
-            one = self._one or self.single(self._parts[0].layer)
+            one = self._one or self._alone(self._parts[0].layer, 0)
             return one.make_mask(N, return_array, window_size)
         rows = self.tokens_kept
         if self._decodes(own, N):
@@ -261,27 +270,25 @@ class EvictingBatch:
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep these sequences alone, in this order."""
         self._undo()
-        place = {int(old): new for new, old in enumerate(batch_indices)}
+        places = [int(old) for old in batch_indices]
+        place = {old: new for new, old in enumerate(places)}
         parts = []
         for part in self.parts:
             stay = sorted((place[old], i) for i, old in enumerate(part.members) if old in place)
             if stay:
                 layer = None if part.layer is None else joined.take(part.layer, [i for _, i in stay])
                 parts.append(Part(tuple(new for new, _ in stay), layer))
-        self._parts, self._count = parts, len(place)
-        self._skip = tuple(self._skip[int(i)] for i in batch_indices)
-        if self._left is not None:
-            self._left = tuple(self._left[int(i)] for i in batch_indices)
+        self._parts, self.members = parts, self.members.taken(places)
 
     def extend(self, other: "EvictingBatch") -> None:
         """Take the sequences of another batch in, behind those here."""
         _check_alike(self, other)
         self._undo()
         other._undo()
-        first = len(self)
-        parts = [part._replace(members=tuple(first + i for i in part.members)) for part in other.parts]
-        self._parts = [*self.parts, *parts]
-        self._count, self._skip = first + len(other), (*self._skip, *other._skip)
+        first, parts = len(self), [*self.parts]
+        parts += [part._replace(members=tuple(first + i for i in part.members)) for part in other.parts]
+        self.members = self.members.joined(other.members)
+        self._parts, self.allotment = parts, self.allotment or other.allotment
         found = [nan for nan in (self._nan, other._nan) if nan is not None]
         self._nan = mx.any(mx.stack(found)) if found else None
 
@@ -290,11 +297,26 @@ class EvictingBatch:
         self._undo()
         part = next(part for part in self.parts if idx in part.members)
         layer = None if part.layer is None else joined.take(part.layer, [part.members.index(idx)])
-        cache = self.single(layer, self._nan)
+        cache = self._alone(layer, idx, self._nan)
         if self.turn is not None:
             cache.turn = self.turn.made_of(self.number)
             cache.turn.join(cache)
         return cache
+
+    @property
+    def change(self) -> Change:
+        """How much attention changed the hidden state of each sequence."""
+        return self.members.change
+
+    def see(self, before: mx.array, change: mx.array) -> None:
+        """As of ``vqx.EvictingCache``, of each sequence's own tokens."""
+        if self._one is None:
+            own = of_each(self._parts, lambda part: ((part.skip, part.new),) * len(part.members))
+            self.members = self.members.seen(own, before, change)
+
+    def allot(self, sequence: int, method: Method) -> None:
+        """Take the method that the layers decided on for a sequence."""
+        self.members = self.members.decided(sequence, self.plan._replace(method=method))
 
     def is_trimmable(self) -> bool:
         """As of ``vqx.EvictingCache``."""
@@ -312,6 +334,7 @@ class EvictingBatch:
         for part in self.parts:
             if part.layer is not None:
                 arrays += [part.layer.rows.keys, part.layer.rows.values, *part.layer.carried]
+        arrays += [self.change.total] if self.members.undecided else []
         return arrays if self._nan is None else [*arrays, self._nan]
 
     def loose(self) -> list[mx.array]:
@@ -361,8 +384,8 @@ class EvictingBatch:
 
     @property
     def _together(self) -> bool:
-        """Whether the last forward read what one layer holds, and nothing beside."""
-        return len(self._parts) == 1 and self._parts[0].new == self._length
+        """Whether the last forward read one token of each, and what one layer holds, and nothing beside."""
+        return len(self._parts) == 1 and self._parts[0].new == self._length == 1
 
     def _mask(self) -> mx.array | None:
         """As of ``make_mask``, of the forward under way."""
@@ -381,19 +404,13 @@ class EvictingBatch:
         return tuple(n - own for n, own in zip(held, new, strict=True))
 
     def _held(self) -> tuple[int, ...]:
-        return _of_layers(self.parts, lambda layer: joined.each_of(layer).rows)
+        return of_layers(self.parts, lambda layer: joined.each_of(layer).rows)
 
     def _any(self) -> Layer:
         found = [part.layer for part in self.parts if part.layer is not None]
         if not found:
             raise ValueError("the caches are empty: nothing was stored yet")
         return found[0]
-
-    def _own_tokens(self, length: int) -> tuple[tuple[int, int], ...]:
-        """Of ``length`` tokens to come: for each sequence those to skip, and those after them to read."""
-        skip = [min(skip, length) for skip in self._skip]
-        left = (length,) * len(self) if self._left is None else self._left
-        return tuple((a, min(max(b, 0), length - a)) for a, b in zip(skip, left, strict=True))
 
     def _is_one(self, own: Sequence[tuple[int, int]], length: int) -> bool:
         """Whether all sequences have one history, and go on by as many tokens."""
@@ -403,59 +420,37 @@ class EvictingBatch:
             return True
         part, *others = self._parts
         plain = part.layer is None or part.layer.each is None
-        return not others and plain and part.members == (*range(len(self)),)
+        return not others and plain and self.members.alike and part.members == (*range(len(self)),)
 
     def _decodes(self, own: Sequence[tuple[int, int]], length: int) -> bool:
         """Whether each sequence goes on by one token, so that all are one layer."""
         return length == 1 and set(own) == {(0, 1)} and all(part.layer is not None for part in self.parts)
 
-    def _joined(self, parts: Sequence[Part], keys: mx.array, values: mx.array) -> Part:
-        """One token more for all, in one layer."""
-        layers = [part.layer for part in parts if part.layer is not None]
-        layer, read = layers[0], [False] * len(self)
-        order = [member for part in parts for member in part.members]
-        if len(layers) > 1:
-            for part in parts:
-                for member in part.members:
-                    read[member] = part.layer is not None and part.layer.last > 1
-            layer = joined.join(self.plan, [self._settled(layer) for layer in layers])
-        layer = joined.take(layer, sorted(range(len(order)), key=order.__getitem__))
-        return Part((*range(len(self)),), joined.step(self.plan, layer, keys, values, read), 1)
+    def _plan(self, part: Part) -> Plan:
+        """Of the part's sequences; while they decode together their budgets may differ from it."""
+        return self.members.plans[part.members[0]]
 
-    def _settled(self, layer: Layer) -> Layer:
-        """What a prompt left pending, done; what is pending of decoding is not."""
-        if layer.last == 1:
-            return layer
-        return settle(self.plan, layer, room=max(2, self.plan.options.interval))[0]
+    def _alone(self, layer: Layer | None, place: int, nan: mx.array | None = None, unseen: str = "") -> Any:
+        """A cache of one sequence that holds ``layer``, made as the one at ``place``."""
+        cache = self.single(layer, nan, unseen)
+        cache.plan, cache.change = self.members.plans[place], self.change.taken([place])
+        cache.allotment = None if cache.plan.method.share is None else self.allotment
+        return cache
 
-    def _read(self, part: Part, keys: mx.array, values: mx.array) -> Part:
-        """A part with its own new tokens."""
-        if not part.new:
-            return part
-        layer = admit(self.plan, part.layer, part.own(keys), part.own(values))
-        return part._replace(layer=caught_up(self.plan, layer))
-
-    def _stand_in(self, part: Part, keys: mx.array) -> Part:
-        """Keys in the place of the part's queries."""
-        if part.layer is None or not part.new:
-            return part
-        layer, queries = stand_ins(self.plan, part.layer, part.own(keys))
-        mask = joined.padding(joined.each_of(layer).rows) if layer.each is not None else "causal"
-        watched = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5, mask=mask)
-        return part._replace(layer=watched)
+    def _decide(self) -> None:
+        """As of ``vqx.EvictingCache``, for each sequence when its own rows may be cut."""
+        if self.allotment is None or not self.members.undecided:
+            return
+        held, left = self._held(), rows_left(self._parts, [plan.least for plan in self.members.plans])
+        due = [i for i in self.members.undecided if left[i] < held[i]]
+        if due:
+            self.allotment.decide([self] if self.turn is None else self.turn.caches, due)
 
 
-def _of_layers(parts: Sequence[Part], of: Callable[[Layer], tuple[int, ...]]) -> tuple[int, ...]:
-    """A number of each sequence; 0 of those without a token."""
-    return of_each(parts, lambda part: (0,) * len(part.members) if part.layer is None else of(part.layer))
-
-
-def unfit(plan: Plan, allotment: Allotment | None) -> str:
+def unfit(plan: Plan) -> str:
     """Why caches of this plan read one sequence each; empty where they can be batched."""
     if plan.method.floor is not None:
         return "heads share a budget, and each sequence shares it out in its own way"
-    if allotment is not None or plan.method.share is not None:
-        return "layers share their rows, by what they read of one text"
     return ""
 
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from vqx.options import Options
+from vqx.options import Options, at_least
 from vqx.scorers import Method
 from vqx.state import lanes
-from vqx.state.allotment import Allotment
+from vqx.state.allotment import UNSEEN, Allotment, Change, changing, cosines
 from vqx.state.attention import Known
 from vqx.state.batch import EvictingBatch, unfit
 from vqx.state.exchange import decided, exchanged
@@ -92,7 +92,8 @@ class EvictingCache:
         self._unshown = "computes attention by itself" if watching else ""
         self.number = number
         self.updated = updated
-        self.allotment = allotment
+        self.allotment = allotment  # None once it was decided
+        self.change = UNSEEN
         self.recipe = recipe
         self.apart: Callable[[], str] = str  # why its model reads no batches; empty where it does
         self._still: Layer | None = None  # before the run under way
@@ -146,6 +147,7 @@ class EvictingCache:
         Raises:
             ValueError: NaN keys in the last chunk, another shape than before, queries that were not shown.
         """
+        self._decide()
         if self.turn is not None:
             self.turn.read(self, self.now())
         if self._spare and not self.unseen and (keys.shape, values.shape) == self._shapes:
@@ -157,15 +159,8 @@ class EvictingCache:
             self._spare = self.plan.spare(layer) if self.plan.options.interval > 1 else 0
             return self._admitted(*dense(self.plan, layer))
         self._check(keys, values)
-        self._decide()
         if self.allotment is not None and self._layer is not None:
-            waiting = self.allotment.carried(self.number)
-            if not waiting:
-                raise ValueError(
-                    f"layer {self.number}: how much its attention changes was not seen, by which the layers"
-                    " share their rows; let them have one budget"
-                )
-            keys = mx.depends([keys], waiting)[0]
+            keys = mx.depends([keys], [changing(self.number, self.change).total])[0]
         layer = admit(self.plan, self._layer, keys, values)
         if self.plan.method.scorer.reads_queries and self.plan.options.queries != "model":
             layer, queries = stand_ins(self.plan, layer, keys)
@@ -323,17 +318,11 @@ class EvictingCache:
 
     def now(self) -> dict[str, Any]:
         """All that the cache is, for ``go_back``."""
-        if self.allotment is None:
-            return vars(self).copy()
-        return {**vars(self), "shown": self.allotment.shown(self.number)}
+        return vars(self).copy()
 
     def go_back(self, before: dict[str, Any]) -> None:
         """Be as the cache was when ``now`` said so."""
-        before = {**before}
-        shown = before.pop("shown", None)
         vars(self).update(before)
-        if self.allotment is not None:
-            self.allotment.show(self.number, shown)
 
     @property
     def keys(self) -> mx.array | None:
@@ -383,11 +372,11 @@ class EvictingCache:
         """
         facts, arrays = saved.facts, saved.arrays
         if self.allotment is not None:
-            method = self.allotment.restore(
-                self.number, facts.get("budget"), facts.get("shown"), arrays.get("shown")
-            )
-            if method is not None:
-                self.plan, self.allotment = self.plan._replace(method=method), None
+            if facts.get("budget") is not None:
+                self.allot(0, self.allotment.method(self.number, facts["budget"]))
+            elif "shown" in arrays:
+                at_least("tokens", facts.get("shown"), 1)
+                self.change = Change(arrays["shown"].reshape(1), (facts["shown"],))
         elif facts.get("budget") != self.plan.method.budget:
             raise ValueError(
                 f"layer {self.number}: the cache was saved with a budget of {facts.get('budget')!r}, and its"
@@ -483,7 +472,7 @@ class EvictingCache:
             AttributeError: what the method does cannot be done in one batch; mlx-lm's server then reads one
                 sequence at a time.
         """
-        if why := unfit(self.plan, self.allotment) or self.apart():
+        if why := unfit(self.plan) or self.apart():
             raise AttributeError(f"layer {self.number}: no batches, since {why}")
         return EvictingBatch
 
@@ -493,6 +482,21 @@ class EvictingCache:
         other.layer, other.unseen, other._nan, other.turn = layer, unseen, nan, None
         return other
 
+    def see(self, before: mx.array, change: mx.array) -> None:
+        """Hidden states ``[B, S, hidden]`` before the layer's attention, and what it adds to them.
+
+        Only layers that decide together look, and at no single tokens after the first forward, so that
+        decoding costs nothing.
+        """
+        batch, length, _ = before.shape
+        if self.allotment is None or (length == 1 and self.change.tokens != (0,)):
+            return
+        self.change = self.change.more(mx.sum(cosines(before, change)), (batch * length,))
+
+    def allot(self, sequence: int, method: Method) -> None:
+        """Take the method that the layers decided on; ``sequence`` is 0."""
+        self.plan, self.allotment = self.plan._replace(method=method), None
+
     def check_pending(self) -> None:
         """Raise what the last forward left to be said."""
         check(self.number, self.unseen, self._nan, 0 if self._layer is None else self._layer.last)
@@ -501,21 +505,15 @@ class EvictingCache:
     def __deepcopy__(self, memo: dict[int, Any]) -> "EvictingCache":
         # a layer is a value, which no one changes; what layers decide together is copied with all of them
         turn, other = copy.deepcopy(self.turn, memo), copy.copy(self)
-        other.allotment, other.turn = copy.deepcopy(self.allotment, memo), turn
+        other.turn = turn
         if other.turn is not None:
             other.turn.join(other)
         return other
 
     def _decide(self) -> None:
-        """Take the method that the layers decide on together, once the least budget may be cut to."""
-        shared, share = self.allotment, self.plan.method.share
-        if shared is None or share is None or self._layer is None:
-            return
-        least = self.plan._replace(method=self.plan.method._replace(budget=share.least))
-        if not shared.chosen and shared.complete and least.due(self._layer):
-            shared.decide()
-        if shared.chosen:
-            self.plan, self.allotment = self.plan._replace(method=shared.chosen[self.number]), None
+        """Have the layers decide on their methods together, once the least budget may be cut to."""
+        if self.allotment is not None and self._layer is not None and self.plan.least.due(self._layer):
+            self.allotment.decide([self] if self.turn is None else self.turn.caches, (0,))
 
     def _facts_and_arrays(self) -> tuple[dict[str, Any], dict[str, mx.array]]:
         """What is known of the cache, and every array it holds, by name."""
@@ -529,8 +527,8 @@ class EvictingCache:
         if self._nan is not None:
             arrays["nan"] = self._nan
         if shared is not None:
-            facts["budget"], facts["shown"] = shared.told(self.number)
-            arrays.update(zip(["shown"], shared.carried(self.number), strict=False))
+            facts |= {"budget": None, "shown": self.change.tokens[0]}
+            arrays |= {"shown": self.change.total} if facts["shown"] else {}
         return {**facts, **told}, arrays
 
     def _held(self) -> Layer:

@@ -87,31 +87,36 @@ def join(plan: Plan, layers: Sequence[Layer]) -> Layer:
     return _told(whole, each)
 
 
-def step(plan: Plan, layer: Layer, keys: mx.array, values: mx.array, read: Sequence[bool]) -> Layer:
+def step(
+    plans: Sequence[Plan], layer: Layer, keys: mx.array, values: mx.array, read: Sequence[bool]
+) -> Layer:
     """One token more for every sequence of a joined layer: what is due goes, then ``[B, H, 1, D]`` come.
 
-    ``read`` says of which sequences the last forward read a prompt: nothing more of these is due.
+    Args:
+        plans: of each sequence; they differ in budgets alone.
+        read: of which sequences the last forward read a prompt: nothing more of these is due.
     """
+    plan, most = plans[0], max(plan.method.budget for plan in plans)
     keys = mx.depends([keys], layer.carried)[0]
-    layer, slot = _settled(plan, layer, read)
+    layer, slot = _settled(plans, layer, read)
     before = each_of(layer)
     each = Each(
         tuple(rows + 1 for rows in before.rows),
         tuple(seen + 1 for seen in before.tokens_seen),
         tuple(generated + 1 for generated in before.generated),
     )
-    layer = _resized(layer, max(each.rows), plan.method.budget + plan.options.interval)
+    layer = _resized(layer, max(each.rows), most + plan.options.interval)
     rows = overwrite(layer.rows, slot, _arrived(plan, before, keys, values))
     seen = None if layer.seen is None else layer.seen.joined(1, slot)
-    return _told(layer._replace(rows=rows, seen=seen), each)
+    return _told(layer._replace(rows=rows, seen=seen, last=1), each)
 
 
-def rows_after(plan: Plan, layer: Layer) -> tuple[int, ...]:
-    """Rows that each sequence holds once what is pending is settled."""
+def rows_after(plans: Sequence[Plan], layer: Layer) -> tuple[int, ...]:
+    """Rows that each sequence holds once what is pending is settled, by its own plan."""
     if layer.each is None:
-        return (plan.rows_next(layer),) * int(layer.rows.position.shape[0])
-    budget, interval = plan.method.budget, plan.options.interval
-    return tuple(budget if rows - budget >= interval else rows for rows in layer.each.rows)
+        return tuple(plan.rows_next(layer) for plan in plans)
+    both = zip(plans, layer.each.rows, strict=True)
+    return tuple(rows if rows < plan.full else plan.method.budget for plan, rows in both)
 
 
 def padding(rows: Sequence[int]) -> mx.array | None:
@@ -122,33 +127,35 @@ def padding(rows: Sequence[int]) -> mx.array | None:
     return (mx.arange(n) < mx.array([*rows])[:, None])[:, None, None]
 
 
-def _settled(plan: Plan, layer: Layer, read: Sequence[bool]) -> tuple[Layer, mx.array]:
+def _settled(plans: Sequence[Plan], layer: Layer, read: Sequence[bool]) -> tuple[Layer, mx.array]:
     """What is due goes; the slot of each sequence's next row, ``[B, H, 1]``."""
-    budget, interval, window = plan.method.budget, plan.options.interval, plan.method.scorer.window
-    each = each_of(layer)
-    due = [i for i, rows in enumerate(each.rows) if rows - budget >= interval and not read[i]]
-    single = [i for i in due if each.rows[i] == budget + 1 and each.tokens_seen[i] >= window]
-    groups: dict[tuple[int, int], list[int]] = {}
-    for i in due:
-        if i not in single:
-            groups.setdefault((each.rows[i], min(each.tokens_seen[i], window)), []).append(i)
-    for (_, queries), members in groups.items():
-        part = _cut(plan, take(layer, members), queries)
+    each, window = each_of(layer), plans[0].method.scorer.window
+    single: dict[int, list[int]] = {}
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for i, (plan, rows, seen) in enumerate(zip(plans, each.rows, each.tokens_seen, strict=True)):
+        budget, due = plan.method.budget, rows >= plan.full and not read[i]
+        if due and rows == budget + 1 and seen >= window:
+            single.setdefault(budget, []).append(i)
+        elif due:
+            groups.setdefault((budget, rows, min(seen, window)), []).append(i)
+    for (_, _, queries), members in groups.items():
+        part = _cut(plans[members[0]], take(layer, members), queries)
         layer = part if len(members) == len(each.rows) else _put(layer, members, part)
     each = each_of(layer)
     batch, heads, _ = layer.rows.position.shape
     slot = mx.broadcast_to(mx.array(each.rows, mx.uint32)[:, None, None], (batch, heads, 1))
-    if not single:
-        return layer, slot
-    # all are looked at, which copies nothing, and of those that are not due nothing is taken
-    before = _first(layer, budget + 1)
-    after, chosen = settle(plan, before, room=1)
-    going = mx.array([i in single for i in range(batch)])[:, None, None]
-    layer = layer._replace(rows=_changed(layer.rows, before.rows, after.rows, going))
-    left = tuple(budget if i in single else n for i, n in enumerate(each.rows))
-    # room for one row was asked for, so a slot is named
-    slot = slot if chosen is None else mx.where(going, chosen, slot)
-    return layer._replace(each=each._replace(rows=left)), slot
+    for budget, members in single.items():
+        # all are looked at, which copies nothing, and of those that are not due nothing is taken
+        before = _first(layer, budget + 1)
+        after, chosen = settle(plans[members[0]], before, room=1)
+        going = mx.array([i in members for i in range(batch)])[:, None, None]
+        left = tuple(budget if i in members else rows for i, rows in enumerate(each_of(layer).rows))
+        layer = layer._replace(
+            rows=_changed(layer.rows, before.rows, after.rows, going), each=each._replace(rows=left)
+        )
+        # room for one row was asked for, so a slot is named
+        slot = slot if chosen is None else mx.where(going, chosen, slot)
+    return layer, slot
 
 
 def _changed(rows: Rows, before: Rows, after: Rows, going: mx.array) -> Rows:

@@ -186,6 +186,17 @@ class Plan(NamedTuple):
             return False
         return scorer.decay is not None or (scorer.observe is None and scorer.window == 1 and self.due(layer))
 
+    @property
+    def full(self) -> int:
+        """Rows from which on some go, while tokens are generated."""
+        return self.method.budget + self.options.interval
+
+    @property
+    def least(self) -> "Plan":
+        """The same with the budget that the layer has at least, where layers share their rows."""
+        share = self.method.share
+        return self if share is None else self._replace(method=self.method._replace(budget=share.least))
+
     def replays(self, layer: Layer) -> bool:
         """Token cadence decides a forward of several tokens one by one, once all are there."""
         return self.options.cadence == "token" and layer.last > 1

@@ -1,12 +1,13 @@
 """The sequences of a batch while they differ: parts of one history each, side by side for attention alone."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from vqx.state import joined
-from vqx.state.layer import Layer, Plan, attended
+from vqx.state.layer import Layer, Plan, admit, attended, caught_up, settle, stand_ins, watch
+from vqx.state.members import Own
 
 
 class Part(NamedTuple):
@@ -26,29 +27,63 @@ class Part(NamedTuple):
         return array if self.members == (*range(array.shape[0]),) else array[mx.array(self.members)]
 
 
-def split(parts: Sequence[Part], own: Sequence[tuple[int, int]]) -> Iterator[Part]:
-    """Parts of sequences with one history and as many tokens to read.
-
-    Args:
-        own: for each sequence of the batch the tokens to skip, and those after them to read.
-    """
+def split(parts: Sequence[Part], own: Own, plans: Sequence[Plan]) -> Iterator[Part]:
+    """Parts of sequences with one history, one plan (of each of the batch), and as many tokens to read."""
     for part in parts:
         kinds: dict[Any, list[int]] = {}
         each = None if part.layer is None else joined.each_of(part.layer)
         for i, member in enumerate(part.members):
             history = None if each is None else tuple(numbers[i] for numbers in each)
-            kinds.setdefault((history, own[member]), []).append(i)
-        for (_, (skip, new)), those in kinds.items():
+            method = plans[member].method
+            kinds.setdefault((history, own[member], method.budget, method.share is None), []).append(i)
+        for (_, (skip, new), *_), those in kinds.items():
             layer = None if part.layer is None else joined.take(part.layer, those)
             yield Part(tuple(part.members[i] for i in those), layer, new, skip)
 
 
-def of_each(parts: Sequence[Part], of: Callable[[Part], tuple[int, ...]]) -> tuple[int, ...]:
-    """A number of each sequence, in the batch's order."""
-    found: dict[int, int] = {}
+def of_each(parts: Sequence[Part], of: Callable[[Part], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Something of each sequence, in the batch's order."""
+    found: dict[int, Any] = {}
     for part in parts:
         found.update(zip(part.members, of(part), strict=True))
     return tuple(found[member] for member in range(len(found)))
+
+
+def of_layers(parts: Sequence[Part], of: Callable[[Layer], tuple[int, ...]]) -> tuple[int, ...]:
+    """A number of each sequence; 0 of those without a token."""
+    return of_each(parts, lambda part: (0,) * len(part.members) if part.layer is None else of(part.layer))
+
+
+def rows_left(parts: Sequence[Part], plans: Sequence[Plan]) -> tuple[int, ...]:
+    """Of each sequence the rows that remain for the next forward, by its own plan."""
+
+    def of(part: Part) -> tuple[int, ...]:
+        if part.layer is None:
+            return (0,) * len(part.members)
+        return joined.rows_after([plans[member] for member in part.members], part.layer)
+
+    return of_each(parts, of)
+
+
+def together(parts: Sequence[Part], plans: Sequence[Plan], keys: mx.array, values: mx.array) -> Part:
+    """All sequences as one layer, with one token more of each: ``[B, H, 1, D]`` and ``[B, H, 1, Dv]``."""
+    apart: list[Part] = []
+    prompt = [False] * len(plans)
+    for part in parts:
+        if part.layer is None or part.layer.last == 1:
+            apart.append(part)
+            continue
+        for each in split([part], ((0, 1),) * len(plans), plans):
+            plan = plans[each.members[0]]
+            layer, _ = settle(plan, cast(Layer, each.layer), room=max(2, plan.options.interval))
+            apart.append(each._replace(layer=layer))
+        for member in part.members:
+            prompt[member] = True
+    layers = [part.layer for part in apart if part.layer is not None]
+    layer = layers[0] if len(layers) == 1 else joined.join(plans[0], layers)
+    order = [member for part in apart for member in part.members]
+    layer = joined.take(layer, sorted(range(len(order)), key=order.__getitem__))
+    return Part((*range(len(plans)),), joined.step(plans, layer, keys, values, prompt), 1)
 
 
 def side_by_side(plan: Plan, parts: Sequence[Part], length: int) -> tuple[mx.array, mx.array]:
@@ -74,6 +109,66 @@ def side_by_side(plan: Plan, parts: Sequence[Part], length: int) -> tuple[mx.arr
         back = mx.array(sorted(range(len(order)), key=order.__getitem__))
         keys, values = keys[back], values[back]
     return keys, values
+
+
+def read(plan: Plan, part: Part, keys: mx.array, values: mx.array) -> Part:
+    """The part with its own of the batch's new rows, ``[B, H, S, D]`` and ``[B, H, S, Dv]``."""
+    if not part.new:
+        return part
+    layer = admit(plan, part.layer, part.own(keys), part.own(values))
+    return part._replace(layer=caught_up(plan, layer))
+
+
+def stood_in(plan: Plan, part: Part, keys: mx.array) -> Part:
+    """The part when it saw the batch's new keys ``[B, H, S, D]`` in the place of its queries."""
+    if part.layer is None or not part.new:
+        return part
+    layer, queries = stand_ins(plan, part.layer, part.own(keys))
+    mask = joined.padding(joined.each_of(layer).rows) if layer.each is not None else "causal"
+    watched = watch(plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5, mask=mask)
+    return part._replace(layer=watched)
+
+
+class Shown(NamedTuple):
+    """What attention showed of a batch's forward."""
+
+    queries: mx.array  # [B, H * G, S, D]
+    keys: mx.array  # [B, H, n, D], of all parts side by side
+    scale: float
+    mask: Any
+    sinks: mx.array | None
+    logits: bool
+    """Whether they cannot be repeated from the rows held."""
+    kept: int | None
+    """The longest part's rows before the forward's own; None where one layer holds all."""
+
+
+def watched(plan: Plan, part: Part, shown: Shown) -> Part:
+    """The part when it saw its own of the queries."""
+    layer, mask, keys = part.layer, shown.mask, shown.keys if shown.kept is None else None
+    if layer is None or not part.new:
+        return part
+    if shown.logits and shown.kept is not None:
+        members = mx.array(part.members)
+        keys = seen_by(part, shown.keys[members].swapaxes(-1, -2), shown.kept).swapaxes(-1, -2)
+        if isinstance(mask, mx.array):
+            whole = (shown.queries.shape[0], *mask.shape[1:])
+            rows = part.own(mx.broadcast_to(mask, whole)) if mask.ndim == 4 else mask
+            mask = seen_by(part, rows, shown.kept)
+    asked = part.own(shown.queries)
+    batch, _, length, width = asked.shape
+    asked = asked.reshape(batch, layer.rows.keys.shape[1], -1, length, width)
+    seen = watch(
+        plan,
+        layer,
+        asked,
+        scale=shown.scale,
+        mask=mask,
+        sinks=shown.sinks,
+        keys=keys,
+        logits=shown.logits,
+    )
+    return part._replace(layer=seen)
 
 
 def seen_by(part: Part, array: mx.array, kept: int) -> mx.array:

@@ -26,6 +26,11 @@ class Turn:
         self._caches.append(weakref.ref(cache, self._caches.remove))
         self._numbers.add(cache.number)
 
+    @property
+    def caches(self) -> list[Any]:
+        """Those that joined and are still there."""
+        return [cache for reference in self._caches if (cache := reference()) is not None]
+
     def made_of(self, number: int) -> "Turn":
         """The turn of the list that is being made of these caches, layer by layer, at the layer ``number``.
 
@@ -54,9 +59,8 @@ class Turn:
             return
         if not self.whole:
             raise ValueError(_BROKEN + ", and layers of other kinds cannot go back: start from fresh caches")
-        for reference in self._caches:
-            other = reference()
-            if other is not None and other.number in self._before:
+        for other in self.caches:
+            if other.number in self._before:
                 other.go_back(self._before[other.number])
         self._before = {}
 

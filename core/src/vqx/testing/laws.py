@@ -230,7 +230,12 @@ class MethodLaws:
 
     def test_sequences_join_and_leave_a_batch_and_keep_what_they_keep_alone(self, setting: Setting) -> None:
         tokens = stream("gaussian", shape=Shape(length=80, batch=6))
-        every = ({}, {"interval": 4}, {"positions": "compact"}, {"positions": "compact", "interval": 4})
+        every: Sequence[Setting] = (
+            {},
+            {"interval": 4},
+            {"positions": "compact"},
+            {"positions": "compact", "interval": 4},
+        )
         for options in every if setting == [*self.settings, *self.pooled_settings][0] else every[:1]:
             engine = Options(queries="model", **options)
             if self._cache(setting, engine).plan.method.floor is not None:
@@ -241,6 +246,22 @@ class MethodLaws:
                 assert together.tokens_seen == alone.tokens_seen
                 _alike(remaining(together), remaining(alone), f"{options}, look {number}")
             assert any(cache.tokens_kept < cache.tokens_seen for cache in followed.alone)
+
+    def test_what_is_remembered_does_not_depend_on_the_budget(self, setting: Setting) -> None:
+        """Layers that share their rows read a prompt with another budget than they go on with, and sequences
+        of one batch have budgets of their own."""
+        engine, tokens, found = Options(queries="model"), stream("gaussian"), []
+        for budget in (self.budget, 2 * self.budget):
+            cache = feed(
+                self._cache({**setting, "budget": budget}, engine), tokens, [7, self.budget - 9, 1, 1]
+            )
+            assert cache.layer is not None
+            found.append((remaining(cache), cache.layer.notes, cache.plan.method.scorer.window))
+        (one, notes, window), (other, others, same) = found
+        assert window == same
+        _alike(one, other, "rows")
+        assert [*notes] == [*others]
+        assert all(mx.array_equal(note, others[name]) for name, note in notes.items())
 
     # what it refuses
 
