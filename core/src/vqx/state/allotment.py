@@ -17,23 +17,29 @@ from vqx.scorers import Method, Share
 class Change(NamedTuple):
     """How much the attention of one layer changed the hidden state, in each sequence so far."""
 
-    total: mx.array  # [B] sums of cosines over tokens
+    total: mx.array | None  # [B] sums of cosines over tokens; None: nothing was seen
     tokens: tuple[int, ...]  # how many of each
 
     def more(self, total: mx.array, tokens: Sequence[int]) -> "Change":
-        """With what later tokens showed."""
-        return Change(self.total + total, tuple(a + b for a, b in zip(self.tokens, tokens, strict=True)))
+        """With what later tokens showed, ``[B]`` and as many."""
+        total = total if self.total is None else self.total + total
+        return Change(total, tuple(a + b for a, b in zip(self.tokens, tokens, strict=True)))
 
     def taken(self, places: Sequence[int]) -> "Change":
         """Of these sequences alone."""
-        return Change(self.total[mx.array([*places])], tuple(self.tokens[i] for i in places))
+        total = None if self.total is None else self.total[mx.array([*places])]
+        return Change(total, tuple(self.tokens[i] for i in places))
 
     def beside(self, other: "Change") -> "Change":
         """With other sequences behind."""
-        return Change(mx.concatenate([self.total, other.total]), self.tokens + other.tokens)
+        tokens = self.tokens + other.tokens
+        if self.total is None and other.total is None:
+            return Change(None, tokens)
+        totals = [mx.zeros((len(n),)) if total is None else total for total, n in (self, other)]
+        return Change(mx.concatenate(totals), tokens)
 
 
-UNSEEN = Change(mx.array([0.0]), (0,))
+UNSEEN = Change(None, (0,))
 """Of one sequence without a token."""
 
 
@@ -43,18 +49,18 @@ def cosines(before: mx.array, change: mx.array) -> mx.array:
     return mx.sum(x * y, axis=-1) * mx.rsqrt(mx.sum(x * x, axis=-1) * mx.sum(y * y, axis=-1))
 
 
-def changing(number: int, change: Change) -> Change:
-    """What was seen of a layer that read something.
+def changing(number: int, change: Change) -> mx.array:
+    """The sums of a layer that read something of every sequence.
 
     Raises:
-        ValueError: nothing.
+        ValueError: of one nothing was seen.
     """
-    if 0 in change.tokens:
+    if change.total is None or 0 in change.tokens:
         raise ValueError(
             f"layer {number}: how much its attention changes was not seen, by which the layers share their"
             " rows; let them have one budget"
         )
-    return change
+    return change.total
 
 
 class Allotment(NamedTuple):
@@ -96,7 +102,8 @@ class Allotment(NamedTuple):
         complete = [i for i in sequences if len(counts[i]) == 1 and counts[i] != {0}]
         if not complete:
             return
-        means = mx.stack([change.total / mx.array(change.tokens) for change in seen], axis=1)
+        totals = [change.total for change in seen if change.total is not None]
+        means = mx.stack(totals, axis=1) / mx.array([change.tokens for change in seen]).T
         for i in complete:
             every = means[i] if self.gathered is None else self.gathered(means[i], caches)
             budgets = self.share.budgets([float(mean) for mean in np.array(every)])

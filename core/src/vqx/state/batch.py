@@ -190,7 +190,7 @@ class EvictingBatch:
         parts = self.parts
         self.check_pending()
         if waiting := [i for i in self.members.undecided if self._held()[i]]:
-            keys = mx.depends([keys], [changing(self.number, self.members.change.taken(waiting)).total])[0]
+            keys = mx.depends([keys], [changing(self.number, self.members.change.taken(waiting))])[0]
         if self._decodes(own, length):
             parts = [together(parts, self.members.plans, keys, values)]
         else:
@@ -334,7 +334,7 @@ class EvictingBatch:
         for part in self.parts:
             if part.layer is not None:
                 arrays += [part.layer.rows.keys, part.layer.rows.values, *part.layer.carried]
-        arrays += [self.change.total] if self.members.undecided else []
+        arrays += [] if self.change.total is None else [self.change.total]
         return arrays if self._nan is None else [*arrays, self._nan]
 
     def loose(self) -> list[mx.array]:

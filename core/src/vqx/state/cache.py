@@ -160,7 +160,7 @@ class EvictingCache:
             return self._admitted(*dense(self.plan, layer))
         self._check(keys, values)
         if self.allotment is not None and self._layer is not None:
-            keys = mx.depends([keys], [changing(self.number, self.change).total])[0]
+            keys = mx.depends([keys], [changing(self.number, self.change)])[0]
         layer = admit(self.plan, self._layer, keys, values)
         if self.plan.method.scorer.reads_queries and self.plan.options.queries != "model":
             layer, queries = stand_ins(self.plan, layer, keys)
@@ -491,11 +491,11 @@ class EvictingCache:
         batch, length, _ = before.shape
         if self.allotment is None or (length == 1 and self.change.tokens != (0,)):
             return
-        self.change = self.change.more(mx.sum(cosines(before, change)), (batch * length,))
+        self.change = self.change.more(mx.sum(cosines(before, change))[None], (batch * length,))
 
     def allot(self, sequence: int, method: Method) -> None:
         """Take the method that the layers decided on; ``sequence`` is 0."""
-        self.plan, self.allotment = self.plan._replace(method=method), None
+        self.plan, self.allotment, self.change = self.plan._replace(method=method), None, UNSEEN
 
     def check_pending(self) -> None:
         """Raise what the last forward left to be said."""
@@ -528,7 +528,7 @@ class EvictingCache:
             arrays["nan"] = self._nan
         if shared is not None:
             facts |= {"budget": None, "shown": self.change.tokens[0]}
-            arrays |= {"shown": self.change.total} if facts["shown"] else {}
+            arrays |= {} if self.change.total is None else {"shown": self.change.total}
         return {**facts, **told}, arrays
 
     def _held(self) -> Layer:

@@ -67,7 +67,8 @@ class Members(NamedTuple):
 
     def decided(self, place: int, plan: Plan) -> "Members":
         """When the layers have decided."""
-        return self._replace(plans=(*self.plans[:place], plan, *self.plans[place + 1 :]))
+        after = self._replace(plans=(*self.plans[:place], plan, *self.plans[place + 1 :]))
+        return after if after.undecided else after._replace(change=Change(None, self.change.tokens))
 
     def seen(self, own: Own, before: mx.array, change: mx.array) -> "Members":
         """Once the forward showed what ``vqx.EvictingCache.see`` takes, of those undecided."""
