@@ -229,6 +229,24 @@ def test_generate_writes_what_mlx_lm_writes_with_the_same_caches(folder: Path) -
     assert own.strip() in ended.output
 
 
+def test_programs_read_what_an_answer_took_and_kept(folder: Path) -> None:
+    prompt, counts = ["--prompt", "Tell me all of it. " * 9, "--max-tokens", "30"], []
+    ours = ["--model", str(folder), "--method", "tova:undo=3", "--budget", str(BUDGET), "--json"]
+    for draft in ([], ["--draft-model", str(folder), "--num-draft-tokens", "3"]):
+        ended = CliRunner().invoke(main, ["generate", *ours, *prompt, *draft])
+        assert ended.exit_code == 0, ended.output
+        counts.append(json.loads(ended.stdout))
+    one, drafted = counts
+    assert one["text"] == drafted["text"]
+    assert (one["tokens"], one["finish"], one["tokens_kept"]) == (30, "length", [BUDGET + 4] * 2)
+    assert one["tokens_seen"] == one["prompt_tokens"] + 30 > 60  # mlx-lm reads the last one too
+    assert one["bytes"] > 0
+    assert one["seconds"] > 0
+    assert {*one} - {"method", "prompt_tokens", "seconds"} == {
+        *("text", "tokens", "finish", "tokens_seen", "tokens_kept", "bytes")
+    }
+
+
 THEIRS = {"serve": "mlx_lm.server", "generate": "mlx_lm.generate", "chat": "mlx_lm.chat"}
 
 

@@ -1,8 +1,6 @@
 """``vqx generate``: mlx-lm's own command with every cache evicting."""
 
-import io
 import json
-from contextlib import redirect_stdout
 from typing import Any
 
 import click
@@ -29,12 +27,12 @@ def command(
 
     All options of mlx_lm.generate go with it; --model embedded is SmolLM2-135M out of a wheel.
     """
-    from vqx.host.mains import run
-
     eviction = eviction_of(method, budget, question)
-    if not as_json:
+    if as_json:
+        from vqx.host.generating import run_generate
+
+        click.echo(json.dumps(run_generate(eviction, arguments)))
+    else:
+        from vqx.host.mains import run
+
         run("generate", eviction, arguments)
-        return
-    with redirect_stdout(io.StringIO()) as printed:
-        run("generate", eviction, (*arguments, "--verbose", "False"))
-    click.echo(json.dumps({"method": eviction.label, "text": printed.getvalue().removesuffix("\n")}))
