@@ -223,3 +223,24 @@ def test_between_two_cuts_a_token_is_written_and_nothing_else(scorer: Scorer) ->
     assert set(usual) == {4}
     assert min(counted[0::8]) > 10, "no cut was made where one was due"
     assert cache.tokens_seen == 112
+
+
+@pytest.mark.parametrize("scorer", [ALIKE, accumulated()], ids=["alike", "mass"])
+def test_between_two_cuts_the_cache_is_never_copied(scorer: Scorer) -> None:
+    cache = EvictingCache(Method(scorer, 2048, n_sink=4), Options(queries="model", interval=16))
+    for length in (2048, *[1] * 20):
+        mx.eval(forward(cache, length))
+    buffer = 2 * HEADS * 2048 * WIDTH * 4  # half of one layer's keys
+    peaks = []
+    for _ in range(32):
+        queries = mx.zeros((1, HEADS * GROUP, 1, WIDTH))
+        keys, values = mx.random.normal((2, 1, HEADS, 1, WIDTH))
+        mx.eval(queries, keys, values)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        read = cache.update_and_fetch(keys, values)
+        cache.observe(queries, read[0], 0.125, None, None)
+        mx.eval(*read)
+        del read
+        peaks.append(mx.get_peak_memory() - before)
+    assert sum(peak < buffer / 2 for peak in peaks) >= 30, "more than the two cuts took a buffer's memory"

@@ -180,8 +180,9 @@ class EvictingCache:
         """As ``update_and_fetch`` for one token more of a run."""
         if self.plan.packing is not None:
             keys, values = self.plan.packing.packed(keys, values)
-        run = begun(cast(Layer, self._still)) if self._run is None else self._run
-        self._run = run = run.longer(keys, values)
+        if self._run is None:
+            self._still, self._run = begun(cast(Layer, self._still))
+        self._run = run = self._run.longer(keys, values)
         self._spare -= 1
         if not self._spare or self.plan.packing is not None:
             return self._admitted(*dense(self.plan, cast(Layer, self._layer)))

@@ -42,7 +42,7 @@ class Run(NamedTuple):
         return Run(keys, values, rows, added, added, (*held, queries)[-most:])
 
     def ended(self, layer: Layer) -> Layer:
-        """The layer that it makes of the one before it."""
+        """The layer that it makes of the one before it, of which the buffers are its own."""
         rows, waiting, end = layer.rows, layer.waiting, layer.tokens_seen
         if waiting is not None and self.shown:
             waiting = waiting._replace(queries=self.queries, end=end + self.shown, known=None)
@@ -55,7 +55,11 @@ class Run(NamedTuple):
         )
 
 
-def begun(layer: Layer) -> Run:
-    """None of it so far."""
-    queries = () if layer.waiting is None else layer.waiting.queries
-    return Run(layer.rows.keys, layer.rows.values, layer.rows.length, queries=queries)
+def begun(layer: Layer) -> tuple[Layer, Run]:
+    """None of it so far, and the layer less its buffers: who holds them keeps them from being written."""
+    rows, queries = layer.rows, () if layer.waiting is None else layer.waiting.queries
+    left = layer._replace(rows=rows._replace(keys=_NOTHING, values=_NOTHING))
+    return left, Run(rows.keys, rows.values, rows.length, queries=queries)
+
+
+_NOTHING = mx.zeros((0,))
