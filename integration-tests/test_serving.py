@@ -146,7 +146,9 @@ def test_drafted_answers_are_those_of_greedy_decoding_and_the_route_tells_of_the
     sequences = [each for status in seen for each in status["sequences"] if each["tokens_seen"] > 60]
     assert sequences
     assert all(rows <= BUDGET + 4 for each in sequences for rows in each["tokens_kept"])
-    assert "2 layers evict, 24 rows each; requests are read one by one" in log
+    assert (
+        "2 layers evict, 24 rows each; requests are read one by one (layer 0: no batches, since undo=3" in log
+    )
     assert "tokens read, 28 rows a layer kept" in log
 
 

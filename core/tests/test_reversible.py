@@ -188,6 +188,8 @@ def test_what_cannot_take_tokens_back_is_refused(tiny_llama: Models, tmp_path: A
         with pytest.raises(ValueError, match="undo=2 with"):
             vqx.make_cache(model, "toy", budget=12, undo=2, **engine)
     merging = vqx.Method(vqx.accumulated(), 12, merge=lambda held, gone: held.values)
+    with pytest.raises(AttributeError, match="layer 0: no batches, since undo=2 is for drafts"):
+        _ = vqx.make_cache(model, "toy", budget=12, undo=2)[0].merge
     with pytest.raises(ValueError, match="undo=2: a method that merges"):
         ReversibleCache(vqx.EvictingCache(merging, vqx.Options(queries="model")), 2)
     caches, file = vqx.make_cache(model, "toy", budget=12, undo=2), str(tmp_path / "cache.safetensors")

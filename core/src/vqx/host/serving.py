@@ -21,7 +21,6 @@ from mlx_lm.server import APIHandler, ModelProvider
 from vqx.host.mains import EVICTING, Eviction, evicting, kept, replaced
 from vqx.host.trial import check_evicts
 from vqx.state.batch import EvictingBatch
-from vqx.state.cache import EvictingCache
 
 ROUTE = "/v1/vqx"
 
@@ -220,7 +219,7 @@ def logged_as_json() -> None:
 def _apart(model: nn.Module) -> str:
     """Why its caches have no ``merge``; empty where they have."""
     for cache in model.make_cache():
-        if isinstance(cache, EvictingCache):
+        if isinstance(cache, EVICTING):
             try:
                 _ = cache.merge
             except AttributeError as error:

@@ -421,9 +421,14 @@ class EvictingCache:
         return self._layer is None
 
     @property
+    def arrays(self) -> list[mx.array]:
+        """Every array held."""
+        return [*self._facts_and_arrays()[1].values()]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of every array held, room for growth and bookkeeping included."""
-        return sum(array.nbytes for array in self._facts_and_arrays()[1].values())
+        return sum(array.nbytes for array in self.arrays)
 
     @property
     def tokens_seen(self) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from vqx.state.layer import Layer
-from vqx.state.rows import Gone, filled, going
+from vqx.state.rows import Gone, apart, filled, going
 
 
 class Waiting(NamedTuple):
@@ -25,6 +25,12 @@ class Waiting(NamedTuple):
         now = slice(first - self.first, end - self.first)
         queries = None if self.queries is None else self.queries[:, :, now]
         return Waiting(first, self.keys[:, :, now], self.values[:, :, now], queries)
+
+    def copied(self) -> "Waiting":
+        """In arrays of their own: a view would keep those that it was cut from."""
+        count = self.keys.shape[2]
+        queries = None if self.queries is None else apart(self.queries, 0, count)
+        return Waiting(self.first, apart(self.keys, 0, count), apart(self.values, 0, count), queries)
 
     def joined(self, keys: mx.array, values: mx.array) -> "Waiting":
         """With later tokens, whose queries are yet to come."""

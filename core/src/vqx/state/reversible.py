@@ -6,7 +6,7 @@ predecessors evict. What a token changed that may be taken back is held (``vqx.s
 """
 
 import copy
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import mlx.core as mx
 
@@ -171,6 +171,18 @@ class ReversibleCache:
             self.turn.begin(self)
         return self.policy.make_mask(N, return_array, window_size)
 
+    @property
+    def merge(self) -> NoReturn:
+        """There is none: in mlx-lm's batches nobody takes a token back.
+
+        Raises:
+            AttributeError: always, so that mlx-lm's server reads one sequence at a time.
+        """
+        raise AttributeError(
+            f"layer {self.number}: no batches, since undo={self.undo} is for drafts, which mlx-lm writes for"
+            " one sequence at a time: leave undo out"
+        )
+
     def is_trimmable(self) -> bool:
         """Up to ``undo`` tokens can be taken back; ``trim`` refuses more."""
         return True
@@ -193,7 +205,7 @@ class ReversibleCache:
         if n <= 0 or self._waiting is None:
             return 0
         self.tokens_seen -= n
-        self._waiting = self._waiting.cut(self._waiting.first, self.tokens_seen)
+        self._waiting = self._waiting.cut(self._waiting.first, self.tokens_seen).copied()
         self._last = max(self._last - n, 0)
         while self._looked > self._due(self.tokens_seen):
             *self._before, before = self._before
@@ -204,10 +216,10 @@ class ReversibleCache:
     def state(self) -> list[mx.array]:
         """Every array held: mlx-lm evaluates these after each chunk of a prompt."""
         held = [] if self._waiting is None else [array for array in self._waiting[1:] if array is not None]
-        for layer in (self.policy.layer, *(before.layer for before in self._before)):
-            held += [] if layer is None else [layer.rows.keys, layer.rows.values, *layer.carried]
-        for before in self._before:
-            held += [] if before.gone is None else before.gone
+        held += self.policy.arrays
+        for layer, gone, _ in self._before:
+            held += [] if layer is None else layer.carried
+            held += [] if gone is None else gone
         return held
 
     def loose(self) -> list[mx.array]:
@@ -255,7 +267,7 @@ class ReversibleCache:
         if count == self._looked or self._waiting is None:
             return
         for end in [count] if self._block else range(self._looked + 1, count + 1):
-            before, waiting = self.policy.layer, self._waiting.cut(self._looked, end)
+            before, waiting = self.policy.layer, self._waiting.cut(self._looked, end).copied()
             mask = self.policy.make_mask(end - self._looked)
             keys, _ = self.policy.update_and_fetch(waiting.keys, waiting.values)
             if waiting.queries is not None:
