@@ -1,6 +1,7 @@
 """What is timed did happen, pairs alternate, and what is printed is what was measured."""
 
 import json
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from click.testing import CliRunner
+from mlx_lm.models.cache import RotatingKVCache
 from vqx import Setting as Method
 from vqx_bench import Contender, Subject, evicting, plain, rotating
 from vqx_bench.command import command
@@ -79,6 +81,37 @@ def test_a_bounded_cache_that_evicted_nothing_is_no_result(tiny: Subject) -> Non
     fill(caches, sizes_of(tiny.model), 1, 20)
     with pytest.raises(RuntimeError, match="no eviction: 20 rows held of 20 tokens"):
         rows_kept(caches, 32, bounded=True)
+
+
+class Slow(RotatingKVCache):
+    """A cache that takes a text token by token; what its ``size`` counts are tokens."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        for _ in range(keys.shape[2]):
+            time.sleep(0.01)
+        return super().update_and_fetch(keys, values)
+
+    def size(self) -> int:
+        return self.offset
+
+    @property
+    def tokens_kept(self) -> int:
+        return super().size()
+
+
+@pytest.mark.parametrize("what", ["decode", "prompt"])
+def test_a_contender_that_takes_too_long_is_left_out_and_named(what: str, tiny: Subject) -> None:
+    told: list[str] = []
+    how = Setting(steps=2, rounds=1, batch=1, left=told.append)
+    for patience, found in ((0.05, False), (30.0, True)):
+        slow = Contender("slow", lambda: [Slow(16) for _ in range(2)], patience=patience)
+        if what == "decode":
+            both = [rotating(tiny.model, 16), slow]
+            rows = [*decode(tiny, sizes_of(tiny.model), both, 16, how)]
+        else:
+            rows = [*prompt(tiny, [plain(tiny.model), slow], 16, 24, how)]
+        assert ("slow" in {row.contender for row in rows}) == found
+    assert told == ["slow, which took more than 0.05 s to read its text"]
 
 
 def test_what_fills_the_caches_is_shown_to_the_scorer(tiny: Subject) -> None:
@@ -154,8 +187,6 @@ def test_a_methods_cadences_differ_by_their_stroke_alone() -> None:
 
 
 def test_the_processors_clock_stands_still_while_nothing_is_done() -> None:
-    import time
-
     from vqx_bench.measuring import milliseconds
 
     assert milliseconds(lambda: time.sleep(0.1)) >= 100

@@ -40,6 +40,7 @@ HELP = {
     "clock": "wall, or processor: the time that this process's threads took, on a CPU that others use too.",
     "compact": "Time every method with compact positions too.",
     "peers": "Beside them VeloxQuant-MLX's own caches, where it is installed.",
+    "patience": "Seconds that one of these may take to read a text before it is left out, and named.",
     "out": "Folder for bench.json, bench.md and pictures.",
 }
 
@@ -67,6 +68,7 @@ Examples:
 @_option("clock", default="wall", type=click.Choice([*CLOCKS]))
 @_option("compact", is_flag=True)
 @_option("peers", is_flag=True)
+@_option("patience", default=60.0)
 @_option("out", type=click.Path(file_okay=False, path_type=Path))
 @plugin_option
 @plots_flag("vqx-bench")
@@ -93,9 +95,10 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
     draw = drawing("vqx_bench.plots", "draw", "--plots") if plots else None
     chosen = subject(given["model"], given["part"])
     found: list[Row] = []
+    left: list[str] = []
     log = Console(stderr=True)
     with progress("timing") as advance:
-        for row in _rows(asked, chosen, given):
+        for row in _rows(asked, chosen, given, left):
             found.append(row)
             said = f"{row.what} {row.sequences} x {row.rows:,} {row.contender}"
             advance(1, said)
@@ -103,6 +106,8 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
                 log.print(f"{said}: {row.measured.median:.2f} ms, {row.measured.ratio:.2f}x", highlight=False)
     part = {"model": chosen.name, "rounds": f"{given['rounds']} of {given['steps']} steps"}
     part["clock"] = given["clock"]
+    if left:
+        part["left out"] = "; ".join(dict.fromkeys(left))
     facts = {**part, **circumstances()}
     text = report(found, facts)
     told = json.dumps({**facts, "rows": [row.told() for row in found]}, indent=1)
@@ -118,7 +123,7 @@ def _command(*, out: Path | None, as_json: bool, plots: bool, **given: Any) -> N
         show(text)
 
 
-def _rows(asked: list[str], chosen: Subject, given: dict[str, Any]) -> Iterator[Row]:
+def _rows(asked: list[str], chosen: Subject, given: dict[str, Any], left: list[str]) -> Iterator[Row]:
     cadences, lengths = _numbers("cadences", given["cadences"]), _numbers("tokens", given["tokens"])
     if wrong := [number for number in cadences if given["steps"] % number]:
         raise ValueError(f"--steps {given['steps']} is no multiple of the cadence {wrong[0]}")
@@ -137,9 +142,9 @@ def _rows(asked: list[str], chosen: Subject, given: dict[str, Any]) -> Iterator[
                     yield evicting(model, setting, rows, {"interval": interval, **compact})
 
     for batch in _numbers("sequences", given["sequences"]):
-        how = Setting(given["steps"], given["rounds"], batch, given["clock"])
+        how = Setting(given["steps"], given["rounds"], batch, given["clock"], left.append)
         for rows in _numbers("rows", given["rows"]):
-            bounded = [*ours(rows), *peers(model, others, rows)]
+            bounded = [*ours(rows), *peers(model, others, rows, given["patience"])]
             every = [plain(model), rotating(model, rows), *bounded]
             if "decode" in asked:
                 yield from decode(chosen, sizes, every, rows, how)

@@ -29,6 +29,8 @@ class Contender(NamedTuple):
     label: str
     make: Callable[[], list[Any]]
     bounded: bool = True
+    patience: float | None = None
+    """Seconds that it may take to read a text, or it is left out; None: any."""
 
 
 def plain(model: nn.Module) -> Contender:
@@ -50,14 +52,19 @@ def evicting(model: nn.Module, setting: Setting, rows: int, engine: Mapping[str,
     return Contender(label(Setting(setting.method, options)), make)
 
 
-def peers(model: nn.Module, methods: Sequence[str], rows: int) -> list[Contender]:
-    """VeloxQuant-MLX's own caches of the same methods, with its own defaults; none where it is not there."""
+def peers(model: nn.Module, methods: Sequence[str], rows: int, patience: float) -> list[Contender]:
+    """VeloxQuant-MLX's own caches of the same methods, with its own defaults; none where it is not there.
+
+    Most of them take a text token by token in Python: a text of ``patience`` seconds is the longest one.
+    """
     try:
         found = f"{PEER} {version('veloxquant-mlx')}"
     except PackageNotFoundError:
         return []
     theirs = [name for name in methods if name in PEERS]
-    return [Contender(f"{found} {name}", partial(_peer, model, name, rows)) for name in theirs]
+    return [
+        Contender(f"{found} {name}", partial(_peer, model, name, rows), patience=patience) for name in theirs
+    ]
 
 
 def _peer(model: nn.Module, method: str, rows: int) -> list[Any]:

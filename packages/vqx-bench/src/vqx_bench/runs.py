@@ -1,7 +1,7 @@
 """What is timed: a decode step, its graph alone, the caches' update alone, a prompt, a long context."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import mlx.core as mx
 from vqx_bench.contenders import PLAIN, ROTATING, Contender
 from vqx_bench.filling import Sizes, drawn, fill, update
 from vqx_bench.measuring import Measured, alternate, milliseconds
+from vqx_bench.patience import TooLong, within
 from vqx_bench.shapes import Subject
 from vqx_bench.witness import named, rows_kept, scoring
 
@@ -41,6 +42,7 @@ class Setting(NamedTuple):
     rounds: int
     batch: int
     clock: str = "wall"
+    left: Callable[[str], object] = str  # told of contenders that took too long
 
 
 def decode(
@@ -48,9 +50,9 @@ def decode(
 ) -> Iterator[Row]:
     """A decode step one ahead, as mlx-lm's generator has it, with full caches of ``rows`` rows."""
     filled = {one.label: _past(rows) if one.bounded else rows for one in contenders}
-    running, kernels = _filled(sizes, contenders, how.batch, filled)
+    running, kernels = _filled(sizes, contenders, how, filled)
     found = alternate(_stepping(subject, running, how), ROTATING, how.rounds)
-    for one in contenders:
+    for one in _of(contenders, found):
         kept = rows_kept(running[one.label], rows, one.bounded)
         yield Row("decode", how.batch, kept, _past(rows), one.label, found[one.label], kernels[one.label])
 
@@ -60,7 +62,7 @@ def graph(
 ) -> Iterator[Row]:
     """What a decode step asks of Python alone: its graph is written down, and evaluated outside the clock."""
     filled = {one.label: _past(rows) if one.bounded else rows for one in contenders}
-    running, kernels = _filled(sizes, contenders, how.batch, filled)
+    running, kernels = _filled(sizes, contenders, how, filled)
     token = mx.zeros((how.batch, 1), mx.int32)
 
     def steps(name: str) -> float:
@@ -73,7 +75,7 @@ def graph(
         return spent / how.steps * 1e3
 
     found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
-    for one in contenders:
+    for one in _of(contenders, found):
         kept = rows_kept(running[one.label], rows, one.bounded)
         yield Row("graph", how.batch, kept, _past(rows), one.label, found[one.label], kernels[one.label])
 
@@ -83,7 +85,7 @@ def update_alone(
 ) -> Iterator[Row]:
     """What a decode step asks of the caches, without a model: random queries, keys and values."""
     filled = {one.label: _past(rows) if one.bounded else rows for one in contenders}
-    running, kernels = _filled(sizes, contenders, how.batch, filled)
+    running, kernels = _filled(sizes, contenders, how, filled)
     new = {size: drawn(size, how.batch, 1) for size in set(sizes)}
     mx.eval(*new.values())
 
@@ -95,7 +97,7 @@ def update_alone(
         return milliseconds(run, how.steps, how.clock)
 
     found = alternate({name: partial(steps, name) for name in running}, ROTATING, how.rounds)
-    for one in contenders:
+    for one in _of(contenders, found):
         kept = rows_kept(running[one.label], rows, one.bounded)
         yield Row("update", how.batch, kept, _past(rows), one.label, found[one.label], kernels[one.label])
 
@@ -117,8 +119,9 @@ def prompt(
         return took
 
     seen: dict[str, tuple[int, str]] = {}
-    found = alternate({one.label: partial(read, one) for one in contenders}, PLAIN, how.rounds)
-    for one in contenders:
+    quick = [one for one in contenders if one.patience is None or _reads(one, partial(read, one), how)]
+    found = alternate({one.label: partial(read, one) for one in quick}, PLAIN, how.rounds)
+    for one in quick:
         kept, kernel = seen[one.label]
         yield Row("prompt", how.batch, kept, tokens, one.label, found[one.label], kernel)
 
@@ -133,9 +136,9 @@ def context(
 ) -> Iterator[Row]:
     """A decode step after a long text, against the full cache, and what the bytes read would allow."""
     filled = dict.fromkeys((one.label for one in contenders), tokens)
-    running, kernels = _filled(sizes, contenders, how.batch, filled)
+    running, kernels = _filled(sizes, contenders, how, filled)
     found = alternate(_stepping(subject, running, how), PLAIN, how.rounds)
-    for one in contenders:
+    for one in _of(contenders, found):
         kept = rows_kept(running[one.label], rows, one.bounded)
         bound = bytes_read(subject, sizes, how.batch, kept) / bytes_read(subject, sizes, how.batch, tokens)
         reached = None if not one.bounded else bound / found[one.label].ratio
@@ -151,7 +154,24 @@ def bytes_read(subject: Subject, sizes: Sequence[Sizes], batch: int, rows: int) 
 
 def _past(rows: int) -> int:
     """Tokens after which a cache of so many rows has evicted."""
-    return rows + rows // 8
+    return rows + min(rows // 8, 64)
+
+
+def _of(contenders: Sequence[Contender], found: Mapping[str, Any]) -> list[Contender]:
+    """Those that were not left out."""
+    return [one for one in contenders if one.label in found]
+
+
+def _reads(one: Contender, read: Callable[[], object], how: Setting) -> bool:
+    """Whether a contender has the patience for what it reads; else it is named among those left out."""
+    try:
+        with within(one.patience):
+            read()
+    except TooLong:
+        how.left(f"{one.label}, which took more than {one.patience:g} s to read its text")
+        mx.clear_cache()
+        return False
+    return True
 
 
 def _stepping(
@@ -170,17 +190,19 @@ def _stepping(
 
 
 def _filled(
-    sizes: Sequence[Sizes], contenders: Sequence[Contender], batch: int, tokens: dict[str, int]
+    sizes: Sequence[Sizes], contenders: Sequence[Contender], how: Setting, tokens: dict[str, int]
 ) -> tuple[dict[str, list[Any]], dict[str, str]]:
     """Full caches, a token or an interval later, and by what those of vqx score a decode step."""
     running, found = {}, {}
     for one in contenders:
-        caches = running[one.label] = one.make()
-        fill(caches, sizes, batch, tokens[one.label])
+        caches = one.make()
+        if not _reads(one, partial(fill, caches, sizes, how.batch, tokens[one.label]), how):
+            continue
+        running[one.label] = caches
         intervals = [cache.plan.options.interval for cache in caches if hasattr(cache, "plan")]
         with scoring() as served:
             for _ in range(max(intervals, default=0) + 1):
-                read = [update(c, drawn(size, batch, 1)) for c, size in zip(caches, sizes, strict=True)]
+                read = [update(c, drawn(size, how.batch, 1)) for c, size in zip(caches, sizes, strict=True)]
                 mx.eval(read)
         del read
         found[one.label] = _kernel(caches, served)

@@ -16,7 +16,8 @@ def rows_kept(caches: Sequence[Any], rows: int, bounded: bool) -> int:
     Raises:
         RuntimeError: nothing was evicted, or more rows are held than were allowed.
     """
-    held = [cache.tokens_kept if hasattr(cache, "plan") else cache.size() for cache in caches]
+    # VeloxQuant-MLX's size() of some caches counts tokens, its tokens_kept rows
+    held = [cache.tokens_kept if hasattr(cache, "tokens_kept") else cache.size() for cache in caches]
     kept: int = sum(held) // len(held)
     if bounded:
         slack = max((c.plan.options.interval for c in caches if hasattr(c, "plan")), default=1) - 1
