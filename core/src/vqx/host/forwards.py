@@ -11,6 +11,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from vqx.host.memory import peak, traced, under_way
+from vqx.state.allotment import Change
 from vqx.state.attention import MOST
 
 
@@ -64,7 +65,7 @@ class Forward:
 
 
 def held(caches: list[Any]) -> list[mx.array]:
-    """The arrays that caches hold; single numbers, which the host may read, are left out."""
+    """The arrays that caches hold; those that the host reads, single numbers among them, are left out."""
     found: list[mx.array] = []
 
     def see(array: mx.array) -> mx.array:
@@ -80,9 +81,14 @@ def blank(array: mx.array) -> mx.array:
 
 
 def change(tree: Any, by: Callable[[mx.array], mx.array]) -> Any:
-    """The tree with its arrays changed: in objects (caches) in place, in tuples, lists and mappings anew."""
+    """The tree with its arrays changed: in objects (caches) in place, in tuples, lists and mappings anew.
+
+    What layers read to share their rows out is known before a forward, and only made ``blank`` after it.
+    """
     if isinstance(tree, mx.array):
         return by(tree)
+    if isinstance(tree, Change) and by is not blank:
+        return tree
     if isinstance(tree, (list, tuple)):
         parts = [change(part, by) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)

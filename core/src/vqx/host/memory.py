@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 
+from vqx.host.layouts import Sizes, in_order, like, multiplies, shared, viewed
+
 WIDTH = 20
 """Arrays that the evaluator looks at side by side before it goes down a level (MLX_BFS_MAX_WIDTH)."""
 
@@ -24,9 +26,6 @@ VIEWS = {"AsStrided", "Broadcast", "BroadcastAxes", "Contiguous", "Copy", "Depen
 VIEWS |= {"Reshape", "Slice", "Split", "Squeeze", "StopGradient", "Transpose", "Unflatten", "View"}
 """Operations whose result may be its input's buffer."""
 
-COPIES = {"Contiguous", "Flatten", "Reshape", "Unflatten"}
-"""Those among them that copy what does not stand in order."""
-
 STEPS = {"Erf", "Sigmoid", "Tanh"}
 """Steps of activations, which MLX compiles into one operation (``mlx.nn``): never held by themselves."""
 
@@ -37,30 +36,38 @@ FRESH = {"ArgPartition", "ArgReduce", "ArgSort", "Concatenate", "CustomKernel", 
 FRESH |= {"GatherMM", "GatherQMM", "Matmul", "Pad", "QuantizedMatmul", "Reduce", "ScaledDotProductAttention"}
 """Operations that write into none of their inputs. All others may, as elementwise ones do."""
 
+GATHERS = {"Gather", "GatherAxis"}
+"""Operations that read no more of their first input than they write."""
+
 
 KERNELS = {"Pad": 2, "Scan": 2, "Scatter": 2, "ScatterAxis": 2, "SliceUpdate": 2, "DynamicSliceUpdate": 2}
-KERNELS |= {"ArgPartition": 4, "ArgSort": 4, "Partition": 4, "Sort": 4}
+KERNELS |= {"ArgPartition": 4, "ArgSort": 4, "Concatenate": 3, "Partition": 4, "Sort": 4}
 """What an operation counts that takes a GPU several kernels."""
+
+LONG = 1e12
+"""A task of a device that is never done before the evaluator waits for it."""
 
 
 class Pace(NamedTuple):
-    """When the evaluator closes a task: what its operations read is held until the task has run."""
+    """When the evaluator closes a task: what its operations read is held until the device has run it."""
 
     operations: int
     numbers: float  # read, in 2**20
     copying: int  # what an operation counts
     writing: int  # what one counts that takes an input's buffer over
     viewing: int  # what one counts that only looks at its input in another way
-    behind: float  # part of the tasks closed that the device has yet to run, as far as the evaluator lets it
+    products: float = 0.0  # additions and multiplications of the device in the time that one is asked for
+    moved: float = 0.0  # bytes that it reads and writes in that time; 0: the evaluator is always ahead
 
 
 def pace() -> Pace:
     """That of the device in use."""
     if mx.default_device() == mx.Device(mx.cpu):
-        return Pace(10, math.inf, 2, 1, 1, 1.0)
+        return Pace(10, math.inf, 2, 1, 1)
     if mx.metal.is_available():
-        return Pace(50, 50, 1, 1, 0, 1.0)
-    return Pace(100, 1000, 1, 1, 0, 0.25)  # the last as measured, an H200 with Llama shapes
+        return Pace(50, 50, 1, 1, 0)
+    # 11 microseconds an operation on an H200 (750 TFLOP/s in half precision, 3.7 TB/s): as measured there
+    return Pace(100, 1000, 1, 1, 0, 8e9, 4e7)
 
 
 def under_way() -> int:
@@ -71,14 +78,19 @@ def under_way() -> int:
 class Array:
     """An array of the graph, the same object wherever it is read, and what the walk under way notes of it."""
 
-    __slots__ = ("buffer", "itemsize", "nbytes", "ordered", "reads")
+    __slots__ = ("buffer", "itemsize", "nbytes", "reads", "shape", "strides")
     buffer: "_Buffer"
-    ordered: bool  # whether its numbers stand in order in the buffer
+    strides: Sizes
     reads: int  # operations to come that read it, and holders
 
-    def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
-        self.itemsize = dtype.size
+    def __init__(self, shape: Sizes, dtype: mx.Dtype) -> None:
+        self.shape, self.itemsize = shape, dtype.size
         self.nbytes = math.prod(shape) * self.itemsize
+
+    @property
+    def numbers(self) -> int:
+        """Those that stand in memory for it."""
+        return min(self.nbytes, self.buffer.size) // self.itemsize
 
 
 class Operation(NamedTuple):
@@ -87,7 +99,7 @@ class Operation(NamedTuple):
     kind: str
     inputs: list[Array]
     outputs: list[Array]
-    ordered: bool  # the results stand in order where the inputs do
+    arguments: Sequence[Any]  # MLX's, of views that need them
 
 
 class Graph(NamedTuple):
@@ -105,7 +117,7 @@ def traced(function: Callable[..., Sequence[mx.array]], arguments: Sequence[mx.a
     graph = Graph([], [], [], [])
     results: list[str] = []
 
-    def new(name: str, shape: tuple[int, ...], dtype: mx.Dtype) -> Array:
+    def new(name: str, shape: Sizes, dtype: mx.Dtype) -> Array:
         known[name] = found = Array(shape, dtype)
         return found
 
@@ -114,7 +126,7 @@ def traced(function: Callable[..., Sequence[mx.array]], arguments: Sequence[mx.a
         if kind == "primitive":
             inputs = [known[name] for name, *_ in part["inputs"]]
             made = [new(*one) for one in part["outputs"]]
-            graph.operations.append(Operation(part["name"], inputs, made, _ordered(part)))
+            graph.operations.append(Operation(part["name"], inputs, made, _arguments(part)))
         elif kind == "inputs":
             graph.given.extend(new(*one) for one in part["inputs"])
         elif kind == "constants":
@@ -139,23 +151,13 @@ def peak(graph: Graph, held: int = 0) -> int:
     return walk.most
 
 
-def _ordered(part: dict[str, Any]) -> bool:
-    kind = part["name"]
-    shape, result = part["inputs"][0][1] if part["inputs"] else (), part["outputs"][0][1]
-    if kind == "Transpose":
-        axes = [axis for axis in part["arguments"][0] if shape[axis] != 1]
-        return bool(axes == sorted(axes))
-    if kind in ("Slice", "Split"):
-        cut = [axis for axis, (old, new) in enumerate(zip(shape, result, strict=True)) if old != new]
-        return not cut or bool(math.prod(shape[: cut[0]]) == 1)
-    if kind in ("Broadcast", "BroadcastAxes"):
-        return bool(math.prod(shape) == math.prod(result))
-    return bool(kind != "AsStrided")
+def _arguments(part: dict[str, Any]) -> Sequence[Any]:
+    return part["arguments"] if part["name"] in ("AsStrided", "Slice", "Transpose") else ()
 
 
 def _tape(graph: Graph) -> list[Operation]:
     """The operations in the order in which MLX's evaluator dispatches them (``eval_impl``)."""
-    operations = [*graph.operations, Operation("Synchronize", graph.results, [], True)]
+    operations = [*graph.operations, Operation("Synchronize", graph.results, [], ())]
     makes = {array: number for number, operation in enumerate(operations) for array in operation.outputs}
     makers = [[makes[array] for array in operation.inputs if array in makes] for operation in operations]
     degree, root = [0] * len(operations), len(operations) - 1
@@ -201,7 +203,9 @@ class _Walk:
     def __init__(self, graph: Graph, held: int) -> None:
         self.pace = pace()
         self.tasks: deque[list[_Buffer]] = deque([[]])
-        self.counted = self.numbers = self.closed = 0
+        self.ends: deque[float] = deque()  # when the device is done with those that are closed
+        self.clock = self.work = 0.0  # in operations asked for
+        self.counted = self.numbers = 0
         self.now = self.most = 0
         there = [*graph.constants, *graph.given]
         for array in there:
@@ -215,16 +219,16 @@ class _Walk:
         for array in [*graph.results, *graph.constants, *graph.given[:held]]:
             array.reads += 1
         for array in there:
-            self._hold(array, self._allocate(array.nbytes), True)
+            self._hold(array, self._allocate(array.nbytes), in_order(array.shape))
 
     def run(self, operation: Operation) -> None:
         """Dispatch an operation: find room for what it makes, and let go of what nobody reads any more."""
         inputs = _distinct(operation.inputs)
         read = _distinct([array.buffer for array in inputs])
-        made = [self._result(operation, array) for array in operation.outputs]
+        made = [self._result(operation, number) for number in range(len(operation.outputs))]
         new = False
-        for array, (buffer, ordered) in zip(operation.outputs, made, strict=True):
-            self._hold(array, buffer, ordered)
+        for array, (buffer, strides) in zip(operation.outputs, made, strict=True):
+            self._hold(array, buffer, strides)
             new = new or buffer not in read
         self._pend(operation, read, made[0][0], new)
         for array in inputs:
@@ -235,19 +239,24 @@ class _Walk:
             if not array.reads:
                 self._release(array.buffer)
 
-    def _result(self, operation: Operation, array: Array) -> tuple["_Buffer", bool]:
-        kind, inputs = operation.kind, operation.inputs
-        if inputs and (kind in STEPS or kind in VIEWS):
-            first = inputs[0]
-            if kind in STEPS:
-                return first.buffer, first.ordered
-            if first.ordered or kind not in COPIES:
-                return first.buffer, first.ordered and operation.ordered
-        if kind not in FRESH:
-            for given in inputs[:1] if kind in UPDATES else inputs:
-                if self._spare(given, operation, array):
-                    return given.buffer, given.ordered
-        return self._allocate(array.nbytes), True
+    def _result(self, operation: Operation, number: int) -> tuple["_Buffer", Sizes]:
+        kind, inputs, array = operation.kind, operation.inputs, operation.outputs[number]
+        if inputs and kind in STEPS:
+            return inputs[0].buffer, inputs[0].strides
+        if inputs and kind in VIEWS:
+            seen = inputs[number if kind == "Depends" else 0]
+            view = viewed(kind, seen.shape, seen.strides, array.shape, operation.arguments)
+            if view is not None:
+                return seen.buffer, view
+        if kind == "ScaledDotProductAttention":
+            return self._allocate(array.nbytes), like(array.shape, inputs[0].strides)
+        if kind in FRESH or kind in VIEWS:
+            return self._allocate(array.nbytes), in_order(array.shape)
+        for given in inputs[:1] if kind in UPDATES else inputs:
+            if self._spare(given, operation, array):
+                return given.buffer, given.strides if given.shape == array.shape else in_order(array.shape)
+        strides = shared(array.shape, [(one.shape, one.strides) for one in inputs])
+        return self._allocate(array.nbytes), strides
 
     def _spare(self, given: Array, operation: Operation, array: Array) -> bool:
         """Whether nobody else needs an input's buffer, and the result fits it."""
@@ -264,12 +273,19 @@ class _Walk:
             if buffer is not over:
                 buffer.users += 1
                 task.append(buffer)
+        if operation.kind == "Matmul":
+            for one in operation.inputs[:2]:
+                if not multiplies(one.shape, one.strides):
+                    task.append(self._allocate(one.nbytes))
+                    task[-1].users = 1
+                    self.counted += 1
         self._count(operation, read, new)
         if self.counted >= self.pace.operations or self.numbers > self.pace.numbers * 2**20:
+            self.ends.append(max(self.clock, self.ends[-1] if self.ends else 0.0) + self.work)
             self.tasks.append([])
-            self.counted = self.numbers = 0
-            self.closed += 1
-        while len(self.tasks) > min(TASKS, self.closed * self.pace.behind + 1) + 1:
+            self.counted, self.numbers, self.work = 0, 0, 0.0
+        while self.ends and (self.ends[0] <= self.clock or len(self.ends) > TASKS):
+            self.clock = max(self.clock, self.ends.popleft())
             for buffer in self.tasks.popleft():
                 self._release(buffer)
 
@@ -282,24 +298,39 @@ class _Walk:
             return
         counted = pace.copying if new else pace.writing
         if math.isinf(pace.numbers):
-            self.counted += counted
-            return
-        self.counted += counted * KERNELS.get(kind, 1)
-        self.numbers += sum({id(one.buffer): one.nbytes // one.itemsize for one in operation.inputs}.values())
+            self.work = LONG
+        else:
+            counted *= KERNELS.get(kind, 1)
+            needed = operation.inputs[1:] if kind in UPDATES and not new else operation.inputs
+            self.numbers += sum({id(one.buffer): one.numbers for one in needed}.values())
+            self.work += _work(operation, needed, pace) if pace.moved else LONG
+        self.counted += counted
+        self.clock += counted
 
     def _allocate(self, size: int) -> "_Buffer":
         self.now += size
         self.most = max(self.most, self.now)
         return _Buffer(size)
 
-    def _hold(self, array: Array, buffer: "_Buffer", ordered: bool) -> None:
+    def _hold(self, array: Array, buffer: "_Buffer", strides: Sizes) -> None:
         buffer.users += 1
-        array.buffer, array.ordered = buffer, ordered
+        array.buffer, array.strides = buffer, strides
 
     def _release(self, buffer: "_Buffer") -> None:
         buffer.users -= 1
         if not buffer.users:
             self.now -= buffer.size
+
+
+def _work(operation: Operation, needed: Sequence[Array], pace: Pace) -> float:
+    """How long the device takes for an operation: as long as the evaluator for so many of them."""
+    kind, (made, *_) = operation.kind, operation.outputs
+    products = 0
+    if kind in ("Matmul", "QuantizedMatmul"):
+        products = 2 * math.prod(made.shape) * operation.inputs[0].shape[-1]
+    written = needed[0].nbytes if kind in UPDATES and needed else made.nbytes
+    read = written if kind in GATHERS else sum(one.numbers * one.itemsize for one in needed)
+    return max(products / pace.products, (read + written) / pace.moved)
 
 
 def _distinct(those: list[_T]) -> list[_T]:
