@@ -1,8 +1,8 @@
 """Peaks of memory that ``vqx.plan`` foretells beside those that MLX measures.
 
 The embedded model and Llama shapes with random weights, one sequence and sixteen. On a CPU the shapes are cut
-to a few layers in float32, so that they can be run; on a GPU they are whole, in bfloat16, and run twice, since
-a first run waits for kernels to be compiled, and may hold less.
+to a few layers in float32, so that they can be run; on a GPU they are whole, in bfloat16, and run twice: a
+first run waits for kernels to be compiled, and may hold less.
 
     python integration-tests/studies/memory.py --layers 2 --dtype float32 --prompt 513 --chunk 128
 """
