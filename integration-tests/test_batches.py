@@ -176,6 +176,16 @@ def test_sequences_padded_before_are_read_as_if_alone(method: str, model: Any) -
     assert caches[-1].tokens_kept == (BUDGET, 21, BUDGET)
 
 
+def test_layers_that_all_keep_everything_are_read_in_one_batch(model: Any) -> None:
+    def fresh() -> list[Any]:
+        return vqx.make_cache(model, "l2norm", budget=BUDGET, skip=99)
+
+    prompts, lengths = [[3, 1, 4, 1, 5], [*range(40)]], [20, 8]
+    for prompt, ended in zip(prompts, in_batches(model, fresh, prompts, lengths, 0), strict=True):
+        assert alone(model, fresh(), prompt, ended.fed)[: len(ended.tokens)] == ended.tokens
+        assert all(cache.tokens_kept == cache.tokens_seen > len(prompt) for cache in ended.caches)
+
+
 def test_caches_made_in_different_ways_are_not_read_in_one_batch(model: Any) -> None:
     one, other = vqx.make_cache(model, "h2o", budget=24), vqx.make_cache(model, "h2o", budget=25)
     with pytest.raises(ValueError, match="make them alike"):

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from vqx.options import Options
-from vqx.scorers import Method, Scorer
+from vqx.scorers import WHOLE, Method, Scorer
 from vqx.state.batch import EvictingBatch
 from vqx.state.cache import EvictingCache
 from vqx.state.lanes import CannotShare, one_lane
@@ -202,7 +202,8 @@ def _filled(
     cache, plan = empty.another(None), empty.plan
     # a prompt that is replayed token by token would be worked through in earnest
     cache.plan = plan._replace(options=replace(plan.options, cadence="block"))
-    for length in (plan.method.budget + plan.options.interval + more, 1, 1, 1):
+    full = 0 if plan.method.budget == WHOLE else plan.method.budget + plan.options.interval
+    for length in (full + more, 1, 1, 1):
         _read(cache, queries, keys, values, length=length)
     return cache
 

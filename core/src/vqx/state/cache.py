@@ -486,6 +486,7 @@ class EvictingCache:
         """A cache made as this one, that holds ``layer``; the others as ``shown.check`` takes them."""
         other = copy.copy(self)
         other.layer, other.unseen, other._nan, other.turn = layer, unseen, nan, None
+        other._shapes = ((), ())
         return other
 
     def see(self, before: mx.array, change: mx.array) -> None:
