@@ -86,16 +86,18 @@ def main() -> None:
     backend, kind, *asked = sys.argv[1:]
     group = mx.distributed.init(strict=True, backend=backend)
     for setting in settings(asked):
-        alone, right = read(model_of(kind, group.size()), setting)
         model = model_of(kind, group.size())
         if kind == "layers":
             model.model.pipeline(group)
         else:
             model.shard(group)
         try:
+            alone, right = read(model_of(kind, group.size()), setting)
             kept, logits = read(model, setting)
         except ValueError as error:
             found: dict[str, Any] = {"refused": str(error)}
+        except RuntimeError as error:  # of the device, on all ranks alike
+            found = {"failed": str(error)}
         else:
             mine = part_of(alone, kept, model, group.rank())
             pairs = [both for layers in zip(kept, mine, strict=True) for both in zip(*layers, strict=True)]
