@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator
-from subjects import NATURES, REPRESENTATIVES, caches_of
+from subjects import REPRESENTATIVES, caches_of
 from tiny_models.build import tiny_model
 from vqx import Options
 from vqx.host.trial import unbatched
@@ -41,6 +41,9 @@ PAIRS = [
     ("morphkv", "token"),
     ("morphkv", "bits"),
     ("morphkv", "compact"),
+    ("ada", "whole"),
+    ("ada", "every 5"),
+    ("ada", "bits"),
     ("squeezeattention", "whole"),
     ("squeezeattention", "every 5"),
 ]
@@ -107,10 +110,6 @@ def in_batches(
     return [ended[number] for number in range(len(prompts))]
 
 
-def batched(method: str) -> bool:
-    return not NATURES[method].shares_heads
-
-
 @pytest.mark.parametrize(("method", "engine"), PAIRS)
 def test_sequences_that_join_and_leave_generate_and_keep_what_they_do_alone(
     method: str, engine: str, model: Any
@@ -124,12 +123,6 @@ def test_sequences_that_join_and_leave_generate_and_keep_what_they_do_alone(
 
     seed = 0 if engine == "whole" else 1
 
-    if not batched(method):
-        with pytest.raises(AttributeError, match="no batches, since"):
-            _ = fresh()[0].merge
-        with pytest.raises(ValueError, match="batching"):
-            in_batches(model, fresh, prompts, lengths, seed)
-        return
     evicted = 0
     for prompt, ended in zip(prompts, in_batches(model, fresh, prompts, lengths, seed), strict=True):
         single = fresh()
@@ -145,7 +138,7 @@ def test_sequences_that_join_and_leave_generate_and_keep_what_they_do_alone(
     assert evicted
 
 
-@pytest.mark.parametrize("method", ["h2o", "l2norm:skip=1"])
+@pytest.mark.parametrize("method", ["h2o", "l2norm:skip=1", "ada(h2o)"])
 def test_sequences_padded_before_are_read_as_if_alone(method: str, model: Any) -> None:
     name, _, skip = method.partition(":skip=")
     options = {"budget": BUDGET, **({"skip": int(skip)} if skip else {})}

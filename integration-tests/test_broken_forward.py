@@ -7,7 +7,7 @@ import vqx  # isort: skip  # before mlx
 
 import mlx.core as mx
 import pytest
-from subjects import NATURES, caches_of, method
+from subjects import caches_of, method
 from tiny_models.build import tiny_model
 
 
@@ -80,10 +80,6 @@ def split_batch(model: Any, method: str, lengths: list[int]) -> list[Any]:
 @pytest.mark.parametrize("lengths", [[0, 0, 0], [40, 3, 0]], ids=["alike", "apart"])
 @method
 def test_a_batch_goes_back_as_a_whole(method: str, lengths: list[int], tiny: Any) -> None:
-    if NATURES[method].shares_heads:
-        with pytest.raises(AttributeError, match="no batches"):
-            split_batch(tiny.model, method, lengths)
-        return
     batches = [split_batch(tiny.model, method, lengths) for _ in range(2)]
     tokens = mx.random.randint(0, 97, (3, 60), key=mx.random.key(1))
     other = tokens[:, 59:]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from vqx import EvictingCache, Held, Method, Options, Scorer, accumulated
 from vqx.host.watching import watch_attention
+from vqx.state.processes import Processes
 
 Feed = Callable[..., Any]
 MODEL = Options(queries="model")
@@ -80,6 +81,12 @@ def test_sequences_of_a_batch_do_not_see_each_other(stream: Feed, feed: Feed) ->
         alone = EvictingCache(Method(accumulated(), 10, 1, 2, floor=0.2), MODEL)
         feed(alone, type(tokens)(*(array[row : row + 1] for array in tokens)), lengths)
         assert pooled(alone) == [pooled(together)[row]]
+
+
+def test_heads_that_share_a_budget_over_processes_have_no_batches() -> None:
+    cache = EvictingCache(Method(LATEST, 10, 1, floor=0.2), MODEL, across=Processes(None))
+    with pytest.raises(AttributeError, match="no batches, since processes share the heads of a layer"):
+        _ = cache.merge
 
 
 @pytest.mark.parametrize("length", [1, 5])

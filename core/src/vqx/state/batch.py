@@ -8,20 +8,23 @@ one history, the cache of one sequence does all.
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from vqx.eviction import NEVER
 from vqx.scorers import Method
-from vqx.state import joined
+from vqx.state import joined, lanes
 from vqx.state.allotment import Allotment, Change, changing
 from vqx.state.layer import Layer, Plan, attended
-from vqx.state.members import Members
+from vqx.state.members import Members, Own
 from vqx.state.parts import (
     Part,
     Shown,
     causal,
+    in_lanes,
+    lane_of,
     of_each,
     of_layers,
     read,
@@ -219,22 +222,45 @@ class EvictingBatch:
             return
         if not self.unseen:
             return
-        self.unseen, logits = unusable(self.plan, self._any(), keys, mask)
+        numbers = mask if isinstance(mask, mx.array) and mask.dtype != mx.bool_ else None
+        self.unseen, logits = unusable(self.plan, self._any(), keys, numbers)
         if self.unseen:
             return
         if not logits:
-            mask = joined.padding(self._rows()) if self._together else "causal"
+            heads = in_lanes(self._parts)
+            mask = joined.padding([rows * heads for rows in self._rows()]) if self._together else "causal"
         kept = None if self._together else max(self._rows())
         shown = Shown(queries, keys, scale, mask, sinks, logits, kept)
         self._parts = [watched(self._plan(part), part, shown) for part in self._parts]
 
     def masks(self, mask: Any, query_heads: int, length: int) -> list[tuple[int, int, Any]]:
-        """The mask that attention has to use: this layer's own, where its sequences differ."""
+        """For tiles of the forward's queries the masks that attention has to use: this layer's own."""
         if self._one is not None:
             mask = self._alike(mask, length)
-        elif not (isinstance(mask, mx.array) and mask.dtype != mx.bool_):
+            tiles: list[tuple[int, int, Any]] = self._one.masks(mask, query_heads, length)
+            return tiles
+        if (heads := in_lanes(self._parts)) > 1:
+            return [*self._lane_masks(heads, query_heads)]
+        if not (isinstance(mask, mx.array) and mask.dtype != mx.bool_):
             mask = self._mask()
         return [(0, length, mask)]
+
+    def _lane_masks(self, heads: int, query_heads: int) -> Iterator[tuple[int, int, Any]]:
+        """As of ``masks``, where heads share a lane."""
+        length = self._length
+        if self._together:  # one query of each, which sees all that its sequence fills
+            rows = self._any().rows
+            filled = mx.arange(rows.length) < mx.array([n * heads for n in self._rows()])[:, None]
+            head = mx.where(filled[:, None], rows.columns["head"], -1)
+            yield from lanes.masks(rows.position, head, heads, query_heads, NEVER, 1)
+            return
+        position, head = lane_of(self._parts, length)
+        skip, new = (mx.array(of)[:, None, None, None] for of in zip(*self._own(), strict=True))
+        start = mx.array(self.tokens_seen)[:, None, None, None] - new - skip
+        for first, last, mask in lanes.masks(position, head, heads, query_heads, start, length):
+            query = mx.arange(first, last)[:, None]
+            # padding sees everything: a query that sees nothing at all would be NaN
+            yield first, last, mask | (query < skip) | (query >= skip + new)
 
     def _alike(self, mask: Any, length: int) -> Any:
         """The mask while the sequences have one history: where the host's is another layer's, they differ."""
@@ -311,8 +337,7 @@ class EvictingBatch:
     def see(self, before: mx.array, change: mx.array) -> None:
         """As of ``vqx.EvictingCache``, of each sequence's own tokens."""
         if self._one is None:
-            own = of_each(self._parts, lambda part: ((part.skip, part.new),) * len(part.members))
-            self.members = self.members.seen(own, before, change)
+            self.members = self.members.seen(self._own(), before, change)
 
     def allot(self, sequence: int, method: Method) -> None:
         """Take the method that the layers decided on for a sequence."""
@@ -380,7 +405,7 @@ class EvictingBatch:
     @property
     def _width(self) -> int:
         """Rows that attention reads."""
-        return max(self._rows()) + (0 if self._together else self._length)
+        return in_lanes(self._parts) * (max(self._rows()) + (0 if self._together else self._length))
 
     @property
     def _together(self) -> bool:
@@ -392,16 +417,18 @@ class EvictingBatch:
         rows = self._rows()
         if self._together:
             return joined.padding(rows)
-        skip = of_each(self._parts, lambda part: (part.skip,) * len(part.members))
-        return causal(rows, skip, self._length)
+        return causal(rows, [skip for skip, _ in self._own()], self._length)
 
     def _rows(self) -> tuple[int, ...]:
         """Of each sequence the rows before the forward's own, or all where it decoded."""
         held = self._held()
         if self._together:
             return held
-        new = of_each(self._parts, lambda part: (part.new,) * len(part.members))
-        return tuple(n - own for n, own in zip(held, new, strict=True))
+        return tuple(n - new for n, (_, new) in zip(held, self._own(), strict=True))
+
+    def _own(self) -> Own:
+        """Of each sequence the last forward's tokens that it skipped, and those that it read."""
+        return of_each(self._parts, lambda part: ((part.skip, part.new),) * len(part.members))
 
     def _held(self) -> tuple[int, ...]:
         return of_layers(self.parts, lambda layer: joined.each_of(layer).rows)
@@ -410,7 +437,7 @@ class EvictingBatch:
         found = [part.layer for part in self.parts if part.layer is not None]
         if not found:
             raise ValueError("the caches are empty: nothing was stored yet")
-        return found[0]
+        return max(found, key=lambda layer: layer.heads)
 
     def _is_one(self, own: Sequence[tuple[int, int]], length: int) -> bool:
         """Whether all sequences have one history, and go on by as many tokens."""
@@ -449,8 +476,8 @@ class EvictingBatch:
 
 def unfit(plan: Plan) -> str:
     """Why caches of this plan read one sequence each; empty where they can be batched."""
-    if plan.method.floor is not None:
-        return "heads share a budget, and each sequence shares it out in its own way"
+    if plan.method.floor is not None and plan.across is not None:
+        return "processes share the heads of a layer, and these share a budget"
     return ""
 
 

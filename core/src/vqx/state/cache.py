@@ -311,7 +311,8 @@ class EvictingCache:
         layer = self._layer
         if layer is None or layer.heads == 1:
             return [(0, length, mask)]
-        return [*lanes.masks(layer.rows, layer.heads, query_heads, layer.tokens_seen - length, length)]
+        position, head = layer.rows.position, layer.rows.columns["head"]
+        return [*lanes.masks(position, head, layer.heads, query_heads, layer.tokens_seen - length, length)]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The rows held, as attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from vqx.state import joined
+from vqx.state import decoding, joined
 from vqx.state.layer import Layer, Plan, admit, attended, caught_up, settle, stand_ins, watch
 from vqx.state.members import Own
 
@@ -60,7 +60,7 @@ def rows_left(parts: Sequence[Part], plans: Sequence[Plan]) -> tuple[int, ...]:
     def of(part: Part) -> tuple[int, ...]:
         if part.layer is None:
             return (0,) * len(part.members)
-        return joined.rows_after([plans[member] for member in part.members], part.layer)
+        return decoding.rows_after([plans[member] for member in part.members], part.layer)
 
     return of_each(parts, of)
 
@@ -83,32 +83,62 @@ def together(parts: Sequence[Part], plans: Sequence[Plan], keys: mx.array, value
     layer = layers[0] if len(layers) == 1 else joined.join(plans[0], layers)
     order = [member for part in apart for member in part.members]
     layer = joined.take(layer, sorted(range(len(order)), key=order.__getitem__))
-    return Part((*range(len(plans)),), joined.step(plans, layer, keys, values, prompt), 1)
+    return Part((*range(len(plans)),), decoding.step(plans, layer, keys, values, prompt), 1)
 
 
 def side_by_side(plan: Plan, parts: Sequence[Part], length: int) -> tuple[mx.array, mx.array]:
     """Keys and values of all parts: the rows held before, padded to the longest, then ``length`` tokens."""
-    some = next(part.layer for part in parts if part.layer is not None)
-    none = [array[:1, :, :0] for array in attended(plan, some)]
-    held = []
-    for part in parts:
-        batch = len(part.members)
-        empty = [mx.broadcast_to(array, (batch, *array.shape[1:])) for array in none]
-        held.append(empty if part.layer is None else [*attended(plan, part.layer)])
-    kept = max(arrays[0].shape[2] - part.new for part, arrays in zip(parts, held, strict=True))
-    both: list[list[mx.array]] = [[], []]
-    for part, arrays in zip(parts, held, strict=True):
-        for side, array in zip(both, arrays, strict=True):
-            old = array.shape[2] - part.new
-            before = _padded(array[:, :, :old], 0, kept - old)
-            new = _padded(array[:, :, old:], part.skip, length - part.skip - part.new)
-            side.append(mx.concatenate([before, new], axis=2))
-    keys, values = (mx.concatenate(side, axis=0) for side in both)
-    order = [member for part in parts for member in part.members]
-    if order != sorted(order):
-        back = mx.array(sorted(range(len(order)), key=order.__getitem__))
-        keys, values = keys[back], values[back]
+    both = [None if part.layer is None else attended(plan, part.layer) for part in parts]
+    keys, values = (_beside(parts, length, [each and each[side] for each in both]) for side in (0, 1))
     return keys, values
+
+
+def lane_of(parts: Sequence[Part], length: int) -> tuple[mx.array, mx.array]:
+    """Of the rows that ``side_by_side`` has in one lane position and head, -1 of padding: ``[B, 1, n]``."""
+
+    def heads(layer: Layer) -> mx.array:
+        if layer.heads > 1:
+            return layer.rows.columns["head"]
+        batch, count, n = layer.rows.position.shape
+        return mx.broadcast_to(mx.arange(count, dtype=mx.int32)[:, None], (batch, count, n))
+
+    layers = [part.layer for part in parts]
+    position = _beside(parts, length, [None if layer is None else layer.rows.position for layer in layers])
+    return position, _beside(parts, length, [None if layer is None else heads(layer) for layer in layers], -1)
+
+
+def in_lanes(parts: Sequence[Part]) -> int:
+    """How many heads share one lane, in some part at least; 1: none do."""
+    return max((part.layer.heads for part in parts if part.layer is not None), default=1)
+
+
+def _beside(parts: Sequence[Part], length: int, each: Sequence[mx.array | None], fill: float = 0) -> mx.array:
+    """Of each part's ``[b, H, n, ...]`` one array for all; of lanes, where the heads of some share one."""
+    heads = in_lanes(parts)
+    some = next(array for array in each if array is not None)
+    none = some[:1, : 1 if heads > 1 else some.shape[1], :0]
+    both = []
+    for part, array in zip(parts, each, strict=True):
+        if part.layer is None or array is None:
+            nothing = mx.broadcast_to(none, (len(part.members), *none.shape[1:]))
+            both.append((nothing, nothing))
+            continue
+        held = array.shape[2] - part.new * part.layer.heads
+        old, new = array[:, :, :held], array[:, :, held:]
+        if part.layer.heads < heads:
+            old, new = (rows.reshape(len(part.members), 1, -1, *rows.shape[3:]) for rows in (old, new))
+        both.append((old, new))
+    kept, beside = max(old.shape[2] for old, _ in both), []
+    for part, (old, new) in zip(parts, both, strict=True):
+        skip = part.skip if heads == 1 else 0
+        before = _padded(old, 0, kept - old.shape[2], fill)
+        behind = _padded(new, skip, length * heads - skip - new.shape[2], fill)
+        beside.append(mx.concatenate([before, behind], axis=2))
+    whole = mx.concatenate(beside, axis=0)
+    order = [member for part in parts for member in part.members]
+    if order == sorted(order):
+        return whole
+    return whole[mx.array(sorted(range(len(order)), key=order.__getitem__))]
 
 
 def read(plan: Plan, part: Part, keys: mx.array, values: mx.array) -> Part:
@@ -157,7 +187,7 @@ def watched(plan: Plan, part: Part, shown: Shown) -> Part:
             mask = seen_by(part, rows, shown.kept)
     asked = part.own(shown.queries)
     batch, _, length, width = asked.shape
-    asked = asked.reshape(batch, layer.rows.keys.shape[1], -1, length, width)
+    asked = asked.reshape(batch, layer.rows.keys.shape[1] * layer.heads, -1, length, width)
     seen = watch(
         plan,
         layer,
@@ -192,5 +222,6 @@ def causal(rows: Sequence[int], skip: Sequence[int], length: int) -> mx.array:
     return mx.concatenate([seen, new], axis=-1)[:, None]
 
 
-def _padded(array: mx.array, before: int, behind: int) -> mx.array:
-    return mx.pad(array, [(0, 0), (0, 0), (before, behind), (0, 0)]) if before or behind else array
+def _padded(array: mx.array, before: int, behind: int, fill: float) -> mx.array:
+    room = [(0, 0), (0, 0), (before, behind), *[(0, 0)] * (array.ndim - 3)]
+    return mx.pad(array, room, constant_values=fill) if before or behind else array

@@ -114,7 +114,7 @@ class Batched:
             if part.layer is None or part.layer.each is None:
                 continue
             rows = part.layer.rows
-            filled = mx.array(part.layer.each.rows)[:, None, None]
+            filled = mx.array(part.layer.each.rows)[:, None, None] * part.layer.heads
             nowhere = mx.arange(rows.keys.shape[2]) >= filled
             held = nowhere[..., : rows.position.shape[2]]
             poisoned = rows._replace(

@@ -1,0 +1,133 @@
+"""One token more for all sequences of a joined layer (``vqx.state.joined``): what is due goes, then it comes.
+
+A sequence's own plan says what is due; plans differ in budgets alone.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from vqx.state import lanes
+from vqx.state.joined import each_of, first, laned, put_back, take, told
+from vqx.state.layer import Each, Layer, Plan, columns_of, settle
+from vqx.state.rows import Rows, overwrite, reserve
+
+
+def step(
+    plans: Sequence[Plan], layer: Layer, keys: mx.array, values: mx.array, read: Sequence[bool]
+) -> Layer:
+    """One token more for every sequence of a joined layer: what is due goes, then ``[B, H, 1, D]`` come.
+
+    Args:
+        plans: of each sequence; they differ in budgets alone.
+        read: of which sequences the last forward read a prompt: nothing more of these is due.
+    """
+    plan, most = plans[0], max(plan.method.budget for plan in plans)
+    keys = mx.depends([keys], layer.carried)[0]
+    layer, slot = _settled(plans, layer, read)
+    before = each_of(layer)
+    each = Each(
+        tuple(rows + 1 for rows in before.rows),
+        tuple(seen + 1 for seen in before.tokens_seen),
+        tuple(generated + 1 for generated in before.generated),
+    )
+    layer = _resized(layer, max(each.rows) * layer.heads, (most + plan.options.interval) * layer.heads)
+    new = _arrived(plan, before, keys, values)
+    rows = overwrite(layer.rows, slot, new if layer.heads == 1 else lanes.one_lane(new))
+    seen = None if layer.seen is None else layer.seen.joined(1, slot)
+    return told(layer._replace(rows=rows, seen=seen, last=1), each)
+
+
+def rows_after(plans: Sequence[Plan], layer: Layer) -> tuple[int, ...]:
+    """Rows that each sequence holds once what is pending is settled, by its own plan."""
+    if layer.each is None:
+        return tuple(plan.rows_next(layer) for plan in plans)
+    both = zip(plans, layer.each.rows, strict=True)
+    return tuple(rows if rows < plan.full else plan.method.budget for plan, rows in both)
+
+
+def _settled(plans: Sequence[Plan], layer: Layer, read: Sequence[bool]) -> tuple[Layer, mx.array]:
+    """What is due goes; the slots of each sequence's next rows, ``[B, H, 1]`` or a lane's ``[B, 1, H]``."""
+    each, window = each_of(layer), plans[0].method.scorer.window
+    single: dict[int, list[int]] = {}
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for i, (plan, rows, seen) in enumerate(zip(plans, each.rows, each.tokens_seen, strict=True)):
+        budget, due = plan.method.budget, rows >= plan.full and not read[i]
+        if due and rows == budget + 1 and seen >= window:
+            single.setdefault(budget, []).append(i)
+        elif due:
+            groups.setdefault((budget, rows, min(seen, window)), []).append(i)
+    if plans[0].method.floor is not None and (single or groups):
+        layer = laned(layer)
+    for (_, _, queries), members in groups.items():
+        part = _cut(plans[members[0]], take(layer, members), queries)
+        layer = part if len(members) == len(each.rows) else put_back(layer, members, part)
+    each = each_of(layer)
+    batch, lane, _ = layer.rows.position.shape
+    behind = mx.array([rows * layer.heads for rows in each.rows], mx.uint32)[:, None, None]
+    slot = mx.broadcast_to(behind + mx.arange(layer.heads, dtype=mx.uint32), (batch, lane, layer.heads))
+    for budget, members in single.items():
+        # all are looked at, which copies nothing, and of those that are not due nothing is taken
+        before = first(layer, (budget + 1) * layer.heads)
+        after, chosen = settle(plans[members[0]], before, room=1)
+        going = mx.array([i in members for i in range(batch)])[:, None, None]
+        left = tuple(budget if i in members else rows for i, rows in enumerate(each_of(layer).rows))
+        layer = layer._replace(
+            rows=_changed(layer.rows, before.rows, after.rows, going), each=each._replace(rows=left)
+        )
+        # room for one row was asked for, so a slot is named
+        slot = slot if chosen is None else mx.where(going, chosen, slot)
+    return layer, slot
+
+
+def _changed(rows: Rows, before: Rows, after: Rows, going: mx.array) -> Rows:
+    """The rows, and in the sequences ``going`` what the first ones became from ``before`` to ``after``."""
+
+    def written(held: mx.array, new: mx.array) -> mx.array:
+        changed = mx.slice_update(held, new, mx.array([0]), axes=[2])
+        return mx.where(going if held.ndim == 3 else going[..., None], changed, held)
+
+    values = rows.values if after.values is before.values else written(rows.values, after.values)
+    columns = {
+        name: rows.columns[name] if column is before.columns[name] else written(rows.columns[name], column)
+        for name, column in after.columns.items()
+    }
+    return rows._replace(values=values, columns=columns)
+
+
+def _cut(plan: Plan, layer: Layer, queries: int) -> Layer:
+    """Sequences that hold as many rows and remember as many queries, cut to the budget at once."""
+    seen = layer.seen
+    if seen is not None:
+        seen = seen._replace(queries=seen.queries[..., -queries:, :])
+    cut, _ = settle(plan, layer._replace(seen=seen), room=2)
+    rows = (cut.size,) * len(each_of(layer).rows)
+    return cut._replace(each=each_of(layer)._replace(rows=rows))
+
+
+def _arrived(plan: Plan, each: Each, keys: mx.array, values: mx.array) -> Rows:
+    """The next row of every sequence."""
+    start, held = np.array(each.tokens_seen), (keys, values)
+    if plan.packing is not None:
+        held = plan.packing.packed(keys, values)
+        keys, values = plan.packing.unpacked(*held)
+    position = mx.broadcast_to(mx.array(start, mx.int32)[:, None, None], keys.shape[:3])
+    return Rows(*held, position, columns_of(plan, keys, values, start))
+
+
+def _resized(layer: Layer, n: int, bound: int) -> Layer:
+    """With columns for n rows, and room for their keys and values."""
+    held = layer.rows.position.shape[2]
+    if n < held:  # their keys and values stay where they are, to be written over in place
+        some = first(layer, n)
+        rows = some.rows._replace(keys=layer.rows.keys, values=layer.rows.values)
+        return some._replace(rows=rows)
+    room = [(0, 0), (0, 0), (0, n - held)]
+    rows = reserve(layer.rows, n, bound)
+    rows = rows._replace(
+        position=mx.pad(rows.position, room),
+        columns={name: mx.pad(column, room) for name, column in rows.columns.items()},
+    )
+    seen = layer.seen
+    return layer._replace(rows=rows, seen=None if seen is None else seen.joined(n - held, None))
