@@ -4,13 +4,13 @@ The operations beside which they stand remain the definition; what no kernel ser
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from vqx.scorers import Method
+from vqx.scorers import Held, Method
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -142,6 +142,71 @@ def step(method: Method, stats: Mapping[str, Any], block: Any, *, whole: bool = 
     """
     done = _stepped(method, stats, block, then="exchange", whole=whole)
     return None if done is None else Chosen(done.slot, done.next, done.written)
+
+
+class Layers(NamedTuple):
+    """One query of each of L layers of one method, against their rows: L times B sequences of one layer."""
+
+    queries: Sequence[mx.array]  # L arrays [B, H * G, 1, D]
+    keys: Sequence[mx.array]  # L arrays [B, H, capacity, D], of which the first n rows are filled
+    position: mx.array  # [L * B, H, n] int32
+    start: int  # the queries' position
+    scale: float
+    generated: int  # tokens generated before them
+
+
+def together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> Chosen | None:
+    """As ``step`` for the next token of several layers, in one launch or two: ``slot`` is [L * B, H, 1, 1].
+
+    None: no kernel serves the method so. Metal hands a launch 31 arrays at most, so it serves no layers.
+    """
+    scorer, kernels, where = method.scorer, offered(), target()
+    if kernels is None or where not in ("cuda", "host"):
+        return None
+    kernel, guard = scorer.kernel, _guard(kernels, method)
+    asked = kernels.Layers(*layers[:5])
+    own = kernel is not None and not kernel.layer and kernel.stands_for == (scorer.score, scorer.observe)
+    if kernel is not None and own:
+        asked, rule = _ruled(kernels, _Sight(layers), asked, **kernel.rule)
+        factors = kernel.factors(layers.start, layers.generated, 1)
+        how = {"then": "exchange", "whole": True}
+        done = kernels.step(where, asked, rule, kernel.lines, stats, guard, factors, **how)
+        return None if done.next is None else Chosen(done.slot, done.next, done.written)
+    if stats or scorer.observe is not None:
+        return None
+    try:
+        held = Held({}, layers.position, layers.start, _Sight(layers).read, last=_Sight(layers))
+        score = mx.broadcast_to(mx.array(scorer.score(held)), layers.position.shape)
+    except Apart:
+        return None
+    found = kernels.exchanged(where, score.astype(mx.float32), layers.position, layers.start + 1, guard)
+    return Chosen(found.slot[..., None], found.next)
+
+
+class Apart(Exception):
+    """A score asked for what layers have not together."""
+
+
+class _Sight:
+    """The attention of several layers' latest query, as far as kernels know it: ``vqx.scorers.Attention``."""
+
+    length, mask = 1, None
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers, self.position, self.start = layers, layers.position, layers.start
+
+    def fused(self, *, group: Any = "mean", queries: Any = "mean", old: int = 0, **how: Any) -> Any:
+        kernels = offered()
+        if kernels is None or not self.layers.queries:
+            raise Apart
+        asked = kernels.Layers(*self.layers[:5])
+        asked, rule = _ruled(kernels, self, asked, old=old, group=group, queries=queries, **how)
+        return kernels.gained(target(), asked, rule)
+
+    def read(self, *_: Any, **__: Any) -> Any:
+        raise Apart
+
+    mass = sightings = weights = read
 
 
 def ranked(

@@ -1,6 +1,6 @@
 """Kernels of vqx: one body for Metal, CUDA and the host's C loops, and on which of them it runs here."""
 
-from vqx_kernels.attention import Asked, Rule, Step, fits, gained, mass, step
+from vqx_kernels.attention import Asked, Layers, Rule, Step, fits, gained, mass, step
 from vqx_kernels.bodies import Method
 from vqx_kernels.keys import expected, spared
 from vqx_kernels.prompts import prompt_mass
@@ -14,6 +14,7 @@ from vqx_kernels.turning import Turns, turned
 __all__ = [
     "Asked",
     "Guard",
+    "Layers",
     "Method",
     "Replayed",
     "Rule",

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
-from vqx_kernels.bodies import ATTENTION, GAINED, PIECE, Body, Method, compose
+from vqx_kernels.bodies import ATTENTION, GAINED, PIECE, STRIDED, Body, Method, compose
 from vqx_kernels.kernel import Run, laid_out, prepared
 from vqx_kernels.small import Guard, floats, shares, sizes, starts
 
@@ -37,6 +37,17 @@ class Asked(NamedTuple):
     start: int | mx.array  # position of the first query; [B] int32 where sequences differ
     scale: float
     sinks: mx.array | None = None  # [H * G] logits that join the softmax's denominator
+
+
+class Layers(NamedTuple):
+    """One query of each of L layers that are shaped alike, against their rows: L times B sequences."""
+
+    queries: Sequence[mx.array]  # L arrays [B, H * G, 1, D]
+    keys: Sequence[mx.array]  # L arrays [B, H, capacity, D], of which the first n rows are read
+    position: mx.array  # [L * B, H, n] int32
+    start: int  # the queries' position
+    scale: float
+    sinks: None = None
 
 
 class Rule(NamedTuple):
@@ -75,7 +86,7 @@ def fits(asked: Asked) -> bool:
     return right and known and group * length <= MOST and width <= 512 and asked.keys.shape[2] > 0
 
 
-def gained(target: str, asked: Asked, rule: Rule = Rule()) -> mx.array:  # noqa: B008
+def gained(target: str, asked: Asked | Layers, rule: Rule = Rule()) -> mx.array:  # noqa: B008
     """The weights of every row, fused over the group and the queries: ``[B, H, n]`` float32."""
     return _attend(target, asked, rule, GAINED, {}, (), None)["gained_out"]
 
@@ -91,7 +102,7 @@ def mass(target: str, logits: mx.array, asked: Asked, rule: Rule) -> mx.array:
 
 def step(
     target: str,
-    asked: Asked,
+    asked: Asked | Layers,
     rule: Rule,
     method: Method,
     stats: Mapping[str, mx.array],
@@ -117,7 +128,7 @@ def step(
 
 def _attend(
     target: str,
-    asked: Asked,
+    asked: Asked | Layers,
     rule: Rule,
     method: Method,
     stats: Mapping[str, mx.array],
@@ -128,24 +139,34 @@ def _attend(
     then: str = "nothing",
     whole: bool = False,
 ) -> dict[str, mx.array]:
-    batch, _, _, length, _ = shape = asked.queries.shape
     n = asked.position.shape[2]
     numbers = _numbers((asked.scale, *factors))
-    arrays = {
-        "queries": asked.queries,
-        "keys": asked.keys,
-        "position": asked.position,
-        "starts": starts(asked.start, batch),
-        **stats,
-    }
-    types = tuple([array.dtype for array in arrays.values()])
-    arrays["sizes"] = sizes(n, rule.old, guard or Guard(), length)
+    layers, place = 1, (0, 0)
+    arrays: dict[str, mx.array] = {}
+    shape: tuple[int, ...]
+    if isinstance(asked, Layers):
+        layers, first = len(asked.keys), asked.keys[0]
+        one, heads, capacity, width = first.shape
+        batch, length, place = layers * one, 1, (one * heads, capacity)
+        shape = batch, heads, asked.queries[0].shape[1] // heads, length, width
+        read = asked.queries[0].dtype, first.dtype
+        for name, each in (("queries", asked.queries), ("keys", asked.keys)):
+            arrays.update({f"{name}_{i}": array for i, array in enumerate(each)})
+    else:
+        shape = asked.queries.shape
+        batch, _, _, length, _ = shape
+        read = asked.queries.dtype, asked.keys.dtype
+        arrays["queries"], arrays["keys"] = asked.queries, asked.keys
+    held = {"position": asked.position, "starts": starts(asked.start, batch), **stats}
+    arrays.update(held)
+    types = (*read, *[array.dtype for array in held.values()])
+    arrays["sizes"] = sizes(n, rule.old, guard or Guard(), length, *place)
     arrays["factors"] = numbers
     arrays["shares"] = shares(length, rule.decay, rule.queries == "mean")
     arrays["sinks"] = numbers if asked.sinks is None else asked.sinks.astype(mx.float32)
     if logits is not None:
         arrays["logits"] = logits
-    how = (guard is not None, then, logits is not None, asked.sinks is not None)
+    how = (guard is not None, then, logits is not None, asked.sinks is not None, layers)
     for body, call in _launches(target, tuple(shape), n, tuple(stats), types, rule, method, *how):
         inputs = [arrays[name] for name in body.reads] if whole else laid_out(body, arrays)
         arrays.update(zip(body.writes, call(inputs), strict=True))
@@ -165,6 +186,7 @@ def _launches(
     then: str,
     given: bool,
     sinks: bool,
+    layers: int,
 ) -> list[tuple[Body, Run]]:
     """The launches for queries of a shape; a decode step asks for the same ones again and again."""
     batch, heads, group, length, width = shape
@@ -177,18 +199,19 @@ def _launches(
     }  # fmt: skip
     known = dict(zip(("queries", "keys", "position", "starts", *stats), types, strict=True))
     known.update(sizes=mx.int32, slot=mx.int32)
+    known.update({f"{name}_{i}": known[name] for name in STRIDED for i in range(layers)})
     shapes: dict[str, tuple[tuple[int, ...], mx.Dtype]] = {
         "logits": ((batch, heads, group * length, n), mx.float32),
         "tops": ((batch, heads, count, 2), mx.float32),
         "ranked": ((batch, heads, n), mx.float32),
-        "slot": ((batch, heads, 1), mx.int32),
+        "slot": ((batch, heads, 1) if layers == 1 else (batch, heads, 1, 1), mx.int32),
         "next": ((batch, heads, n), mx.int32),
         **{f"{name}_out": ((batch, heads, n), mx.float32) for name in method.writes},
         "piece_out": ((batch, heads, constants["PIECES"], n), mx.float32),
     }
     found = []
     for names, span, parts in _parts(target, n, group * length, count, then, given, constants["PIECES"]):
-        body = compose(names, method, ranks=ranks, columns=method.writes)
+        body = compose(names, method, ranks=ranks, columns=method.writes, layers=layers)
         outputs = tuple(shapes[name] for name in body.writes)
         each = tuple(known.get(name, mx.float32) for name in body.reads)
         numbers = (*constants.items(), ("SPAN", span))

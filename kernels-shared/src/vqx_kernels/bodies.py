@@ -121,13 +121,19 @@ PIECE = Method("piece", "piece_out[(size_t(vqx_row) * PIECES + piece) * n + i] =
 
 @functools.cache
 def compose(
-    names: tuple[str, ...], method: Method = GAINED, *, ranks: bool = False, columns: tuple[str, ...] = ()
+    names: tuple[str, ...],
+    method: Method = GAINED,
+    *,
+    ranks: bool = False,
+    columns: tuple[str, ...] = (),
+    layers: int = 1,
 ) -> Body:
     """The body of several fragments.
 
     Args:
         ranks: have a method's score guarded and written to ``ranked``.
         columns: names of statistics that go with the rows that stay.
+        layers: whose queries and keys come in arrays of their own, ``queries_0``, ``keys_0`` and so on.
     """
     reads: list[str] = []
     writes: list[str] = []
@@ -135,6 +141,9 @@ def compose(
     for name in names:
         asks, gives = FRAGMENTS[name]
         text = _text(f"{name}.vqx")
+        if name == "logits" and layers > 1:
+            asks = (*(f"{array}_{i}" for array in STRIDED for i in range(layers)), *asks[2:])
+            text = _of_layers(text, layers)
         text = text.replace("TOP\n", _text("top.vqx")).replace("FUSED\n", _text("fused.vqx"))
         if name in ("tops", "columns"):
             asks += tuple(read for read in method.reads if read in method.adjust)
@@ -165,9 +174,28 @@ def compose(
         texts.append(text)
     attends = "columns" in names or "replayed" in names
     name = "_".join((method.name, *names)) if attends else "_".join(names)
+    name = name if layers == 1 else f"{name}_{layers}"
     hidden = ("logits", "tops", "ranked") if "replayed" in names else ("logits", "tops") if attends else ()
     inner = tuple(write for write in writes if write in hidden)
     return Body(name, tuple(reads), tuple(writes), "".join(texts), method.adjust, inner)
+
+
+def _of_layers(text: str, layers: int) -> str:
+    """Logits of several layers, each read where its own arrays lie, row by row; rows of one layer: sizes[6]."""
+
+    def own(array: str) -> str:
+        last = f"{array}_{layers - 1}"
+        each = "".join(f"vqx_layer == {i} ? {array}_{i} : " for i in range(layers - 1))
+        return f"const VQX_DEV auto* {array} = {each}{last};\n"
+
+    strides = (
+        "const vqx_i64 queries_strides[5] = {vqx_i64(H) * G * D, vqx_i64(G) * D, D, D, 1};\n"
+        "const vqx_i64 keys_strides[4] = {vqx_i64(H) * sizes[7] * D, vqx_i64(sizes[7]) * D, D, 1};\n"
+    )
+    found = "const int vqx_layer = vqx_row / sizes[6];\n"
+    text = text.replace("batch = vqx_row / H;", "batch = vqx_row % sizes[6] / H;")
+    text = text.replace("head = vqx_row - batch * H;", "head = vqx_row % H;")
+    return found + "".join(map(own, STRIDED)) + strides + text
 
 
 def _over_time(method: Method) -> Method:

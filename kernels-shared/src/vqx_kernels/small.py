@@ -36,6 +36,9 @@ def shares(length: int, decay: float, mean: bool) -> mx.array:
 
 
 @functools.lru_cache(maxsize=256)
-def sizes(n: int, old: int, guard: Guard, length: int = 1) -> mx.array:
+def sizes(n: int, old: int, guard: Guard, length: int = 1, rows: int = 0, capacity: int = 0) -> mx.array:
+    """Of several layers also the rows (batch times heads) and the capacity of one."""
     spans = [place for span in guard.spans for place in span]
-    return mx.array([n, old, guard.n_sink, guard.recent, len(guard.spans), length, 0, 0, *spans], mx.int32)
+    return mx.array(
+        [n, old, guard.n_sink, guard.recent, len(guard.spans), length, rows, capacity, *spans], mx.int32
+    )

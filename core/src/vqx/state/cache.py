@@ -16,6 +16,7 @@ from vqx.state import lanes
 from vqx.state.allotment import UNSEEN, Allotment, Change, changing, cosines
 from vqx.state.attention import Known
 from vqx.state.batch import EvictingBatch, unfit
+from vqx.state.council import Seat, seated
 from vqx.state.exchange import decided, exchanged
 from vqx.state.layer import (
     Layer,
@@ -32,6 +33,7 @@ from vqx.state.layer import (
 from vqx.state.packing import Packing
 from vqx.state.positions import Rotary
 from vqx.state.processes import Processes
+from vqx.state.rows import without_buffers
 from vqx.state.run import Run, begun
 from vqx.state.saved import Recipe, Saved, layer_of, parts, written
 from vqx.state.shown import check, unusable
@@ -97,7 +99,7 @@ class EvictingCache:
         self.recipe = recipe
         self.apart: Callable[[], str] = str  # why its model reads no batches; empty where it does
         self._still: Layer | None = None  # before the run under way
-        self._run: Run | None = None
+        self._run: Run | Seat | None = None
         self._spare = 0  # tokens that need nothing but room, as far as is known
         self._shapes: tuple[Any, Any] = ((), ())  # of one token's keys and values
         self._read: mx.array | None = None  # the keys that the update under way returned
@@ -130,6 +132,20 @@ class EvictingCache:
         self._still, self._run = layer, None
 
     @property
+    def as_it_is(self) -> Layer | None:
+        """Rows and what goes with them, and what is left for later."""
+        return self._layer
+
+    @property
+    def seat(self) -> Seat | None:
+        """The layer's seat in a council, while that decides."""
+        return self._run if isinstance(self._run, Seat) else None
+
+    @seat.setter
+    def seat(self, seat: Seat) -> None:
+        self._still, self._run = seated(self._held()), seat
+
+    @property
     def offset(self) -> int:
         """The position at which the model rotates the next query and key."""
         return self.tokens_kept if self.plan.compact else self.tokens_seen
@@ -153,6 +169,12 @@ class EvictingCache:
         if self._spare and not self.unseen and (keys.shape, values.shape) == self._shapes:
             return self._goes_on(keys, values)
         alike = not self.unseen and self._nan is None and (keys.shape, values.shape) == self._shapes
+        run = self._run
+        if alike and isinstance(run, Seat):
+            ahead = run.council.for_next(self.tokens_seen)
+            if ahead is not None:
+                self._run = run = run.exchanged(ahead, keys, values)
+                return self._read_on(*run.filled())
         layer = exchanged(self.plan, cast(Layer, self._layer), keys, values) if alike else None
         if layer is not None:
             self._layer = layer
@@ -180,26 +202,44 @@ class EvictingCache:
         """As ``update_and_fetch`` for one token more of a run."""
         if self.plan.packing is not None:
             keys, values = self.plan.packing.packed(keys, values)
-        if self._run is None:
-            self._still, self._run = begun(cast(Layer, self._still))
-        self._run = run = self._run.longer(keys, values)
+        run = self._run
+        if not isinstance(run, Run):
+            layer = cast(Layer, self._layer)
+            self._still, run = layer._replace(rows=without_buffers(layer.rows)), begun(layer)
+        self._run = run = run.longer(keys, values)
         self._spare -= 1
         if not self._spare or self.plan.packing is not None:
             return self._admitted(*dense(self.plan, cast(Layer, self._layer)))
+        return self._read_on(*run.filled())
+
+    def _read_on(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """What attention reads, of a token that is all written."""
         self.unseen = self._unshown
         if self.updated is not None:
             self.updated(self)
         if self.turn is not None:
             self.turn.done()
-        keys, values = run.filled()
+            if not self._unshown and isinstance(self._run, Seat):
+                keys = self._told(keys)
+        # let go once the queries were shown: a view would keep the buffer from being written in place
         self._read = keys if self._unshown else None
         return keys, values
+
+    def _told(self, keys: mx.array) -> mx.array:
+        """``keys``, with what the council decided now that the layer has read its token without a query."""
+        if self.turn is None:
+            return keys
+        self.turn.council.hear(self, self.tokens_seen, self.turn.count)
+        loose = self.turn.council.tied()
+        return mx.depends([keys], loose)[0] if loose else keys
 
     def loose(self) -> list[mx.array]:
         """The arrays of this forward that no logits need, said once: what attention gives is tied to them.
 
         Else they would wait for the next forward, and a thread may not finish what another began.
         """
+        if isinstance(self._run, Seat):
+            return self._run.council.tied()
         if self._run is not None or self._layer is None:
             return []
         if self._layer.ahead is not None:
@@ -212,19 +252,17 @@ class EvictingCache:
         return [*known, *self._layer.carried, *([] if self._nan is None else [self._nan])]
 
     def _admitted(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.unseen = self._unshown
-        if self.updated is not None:
-            self.updated(self)
-        if self.turn is not None:
-            self.turn.done()
+        keys, values = self._read_on(keys, values)
         layer = self._layer
-        if not self._unshown and layer is not None and layer.ahead is None and self.plan.options.interval > 1:
+        if self._unshown or layer is None or layer.ahead is not None:
+            return keys, values
+        if self.plan.options.interval > 1:
             ahead = decided(self.plan, layer)
             if ahead is not None:
                 self._layer = layer._replace(ahead=ahead)
                 keys = mx.depends([keys], ahead.carried)[0]
-        # let go once the queries were shown: a view would keep the buffer from being written in place
-        self._read = keys if self._unshown else None
+        elif self.turn is not None and self.turn.council.serves(self.plan, layer):
+            keys = self._told(keys)
         return keys, values
 
     def awaits(self, length: int, rows: int) -> bool:
@@ -254,11 +292,17 @@ class EvictingCache:
                 is computed if a score asks for it.
         """
         read, self._read = self._read, None
-        if self._run is not None and self._still is not None:
+        run = self._run
+        if run is not None and self._still is not None:
             waiting = self._still.waiting
             plain = keys is read and mask is None and mass is None
-            if plain and waiting is not None and waiting.sinks is sinks:
-                self._run, self.unseen = self._run.asked(queries, self.plan.most), ""
+            if isinstance(run, Seat):
+                if plain and sinks is None and self.turn is not None:
+                    self._run, self.unseen = run.asked(queries), ""
+                    run.council.hear(self, self.tokens_seen, self.turn.count)
+                    return
+            elif plain and waiting is not None and waiting.sinks is sinks:
+                self._run, self.unseen = run.asked(queries, self.plan.most), ""
                 return
             if not self.unseen:
                 return
@@ -269,9 +313,12 @@ class EvictingCache:
             before = layer.waiting
             if before is None or before.sinks is sinks:
                 layer, self.unseen = wait(self.plan, layer, queries, scale, sinks, mass), ""
-                if self.plan.due(layer):
-                    layer = layer._replace(ahead=decided(self.plan, layer))
                 self._layer = layer
+                if self.plan.due(layer):
+                    if self.turn is not None and self.turn.council.serves(self.plan, layer):
+                        self.turn.council.hear(self, layer.tokens_seen, self.turn.count)
+                    else:
+                        self._layer = layer._replace(ahead=decided(self.plan, layer))
                 return
         why, logits = unusable(self.plan, layer, keys, mask)
         if logits and layer.rows.keys.shape[1] == 1 and self.plan.method.merge is not None:
@@ -438,6 +485,13 @@ class EvictingCache:
         return self._still.tokens_seen + (0 if self._run is None else self._run.added)
 
     @property
+    def generated(self) -> int:
+        """Tokens generated one by one since the last prompt."""
+        if self._still is None:
+            return 0
+        return self._still.generated + (0 if self._run is None else self._run.added)
+
+    @property
     def tokens_kept(self) -> int:
         """Rows that remain for the next forward."""
         self._decide()
@@ -512,6 +566,7 @@ class EvictingCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EvictingCache":
         # a layer is a value, which no one changes; what layers decide together is copied with all of them
+        self._layer = self._layer  # a seat is of one list alone
         turn, other = copy.deepcopy(self.turn, memo), copy.copy(self)
         other.turn = turn
         if other.turn is not None:

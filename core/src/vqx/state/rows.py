@@ -43,6 +43,14 @@ def no_rows(like: Rows) -> Rows:
     )
 
 
+def without_buffers(rows: Rows) -> Rows:
+    """The rows less keys and values: who holds these keeps them from being written in place."""
+    return rows._replace(keys=_NOTHING, values=_NOTHING)
+
+
+_NOTHING = mx.zeros((0,))
+
+
 def append(rows: Rows, new: Rows, bound: int | None = None) -> Rows:
     """Write the S rows of ``new`` behind the n rows held; ``bound`` rows are as many as may ever be."""
     held, added = rows.position.shape[2], new.position.shape[2]

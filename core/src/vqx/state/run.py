@@ -55,11 +55,7 @@ class Run(NamedTuple):
         )
 
 
-def begun(layer: Layer) -> tuple[Layer, Run]:
-    """None of it so far, and the layer less its buffers: who holds them keeps them from being written."""
+def begun(layer: Layer) -> Run:
+    """None of it so far."""
     rows, queries = layer.rows, () if layer.waiting is None else layer.waiting.queries
-    left = layer._replace(rows=rows._replace(keys=_NOTHING, values=_NOTHING))
-    return left, Run(rows.keys, rows.values, rows.length, queries=queries)
-
-
-_NOTHING = mx.zeros((0,))
+    return Run(rows.keys, rows.values, rows.length, queries=queries)

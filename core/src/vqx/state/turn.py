@@ -7,6 +7,8 @@ has read the forward's tokens, and no longer, or a token could not be written in
 import weakref
 from typing import Any
 
+from vqx.state.council import Council
+
 
 class Turn:
     """The forward under way, shared by the caches of one list.
@@ -21,6 +23,7 @@ class Turn:
         self._before: dict[int, dict[str, Any]] = {}
         self._numbers: set[int] = set()  # of the caches that ever joined
         self._made: Turn | None = None
+        self.council = Council()
 
     def join(self, cache: Any) -> None:
         self._caches.append(weakref.ref(cache, self._caches.remove))
@@ -30,6 +33,11 @@ class Turn:
     def caches(self) -> list[Any]:
         """Those that joined and are still there."""
         return [cache for reference in self._caches if (cache := reference()) is not None]
+
+    @property
+    def count(self) -> int:
+        """Caches of the list."""
+        return len(self._caches)
 
     def made_of(self, number: int) -> "Turn":
         """The turn of the list that is being made of these caches, layer by layer, at the layer ``number``.

@@ -65,11 +65,12 @@ def h2o(config: H2OConfig, *, itself: bool) -> Method:
 
 
 def build(config: H2OConfig, layers: Sequence[LayerInfo]) -> list[Method]:
-    """One method per layer."""
+    """One method per layer; the same one for layers that are alike, which decide together then."""
     if config.newest_safe == 0:
         warnings.warn(
             "h2o with recent=0 and grace=0 keeps the first tokens for good: a new row starts with no mass"
             " and goes at once; set recent (the paper: half of the budget)",
             stacklevel=2,
         )
-    return [h2o(config, itself=layer.queries == "model") for layer in layers]
+    methods = {itself: h2o(config, itself=itself) for itself in (True, False)}
+    return [methods[layer.queries == "model"] for layer in layers]

@@ -1,0 +1,173 @@
+"""One launch for the next token of all layers: each keeps what it keeps alone, whatever comes between."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from vqx import EvictingCache, Method, Options, Scorer, accumulated, kernels
+from vqx.state.turn import Turn
+from vqx_kernels import probe
+
+LAYERS = 3
+SCORERS = {
+    "lines of its own": accumulated().with_kernel(probe.MASS, lambda *_: (1.0,)),
+    "the latest query": Scorer(score=lambda held: held.over_heads(held.last.fused()), window=1),
+    "the greatest of a group": Scorer(score=lambda held: held.last.fused(group="max"), window=1),
+    "ages alone": Scorer(score=lambda held: 0.0, window=0),
+}
+ALONE = {
+    "keys": Scorer(score=lambda held: held.keys.astype(mx.float32).sum(axis=-1)),
+    "a window": Scorer(score=lambda held: held.last.fused(), window=4),
+    "operations and statistics": accumulated(per_sighting=True),
+    "all weights": Scorer(score=lambda held: held.last.weights().mean(axis=2).mean(axis=2), window=1),
+}
+
+
+@pytest.fixture(autouse=True)
+def loops(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The host's loops run; what was decided together is told."""
+    found: list[Any] = []
+    usual = kernels.together
+
+    def counted(*given: Any) -> Any:
+        chosen = usual(*given)
+        found.append(chosen)
+        return chosen
+
+    monkeypatch.setattr(kernels, "target", lambda: "host")
+    monkeypatch.setattr(kernels, "together", counted)
+    return found
+
+
+def caches(scorer: Scorer, *, together: bool, budget: int = 16) -> list[EvictingCache]:
+    method, turn = Method(scorer, budget, n_sink=2, recent=3), Turn()
+    made = [EvictingCache(method, Options(queries="model"), number=number) for number in range(LAYERS)]
+    for cache in made if together else ():
+        cache.turn = turn
+        turn.join(cache)
+    return made
+
+
+def forward(made: Sequence[EvictingCache], text: Sequence[Any], length: int, layers: int = LAYERS) -> None:
+    """One forward of a model that ends after so many layers."""
+    mask, found = made[0].make_mask(length), []
+    for cache, tokens in zip(made[:layers], text, strict=False):
+        now = slice(cache.tokens_seen, cache.tokens_seen + length)
+        queries, keys, values = (array[..., now, :] for array in tokens)
+        read = cache.update_and_fetch(keys, values)
+        cache.observe(queries, read[0], 0.25, mask, None)
+        found += [*read, *cache.loose()]
+    mx.eval(found)
+
+
+def nothing(made: list[EvictingCache], text: Any) -> list[EvictingCache]:
+    return made
+
+
+def one_looked_at(made: list[EvictingCache], text: Any) -> list[EvictingCache]:
+    mx.eval(made[1].position)
+    return made
+
+
+def copied(made: list[EvictingCache], text: Any) -> list[EvictingCache]:
+    others = copy.deepcopy(made)
+    forward(made, text, 1)  # what those that were copied go on with is none of the copies'
+    return others
+
+
+def a_chunk(made: list[EvictingCache], text: Any) -> list[EvictingCache]:
+    forward(made, text, 5)
+    return made
+
+
+def broken(made: list[EvictingCache], text: Any) -> list[EvictingCache]:
+    if made[0].turn is not None:
+        forward(made, text, 1, layers=2)
+    return made
+
+
+def held(made: Sequence[EvictingCache]) -> list[Any]:
+    found = []
+    for cache in made:
+        layer = cache.layer
+        assert layer is not None
+        order = np.argsort(np.array(layer.rows.position), axis=2)
+        rows = [np.array(array[:, :, : layer.size]) for array in (layer.rows.keys, layer.rows.values)]
+        found += [np.take_along_axis(array, order[..., None], 2) for array in rows]
+        columns = layer.rows.position, *layer.rows.columns.values()
+        found += [np.take_along_axis(np.array(column), order, 2) for column in columns]
+        found.append((layer.tokens_seen, layer.generated))
+    return found
+
+
+@pytest.mark.parametrize("between", [nothing, one_looked_at, copied, a_chunk, broken])
+@pytest.mark.parametrize("name", SCORERS)
+def test_layers_keep_together_what_each_keeps_alone(
+    name: str, between: Callable[..., Any], loops: list[Any], stream: Any
+) -> None:
+    text = [stream(70, seed=number) for number in range(LAYERS)]
+    found = []
+    for together in (True, False):
+        made = caches(SCORERS[name], together=together)
+        for length in (20, *[1] * 20):
+            forward(made, text, length)
+        made = between(made, text)
+        for _ in range(12):
+            forward(made, text, 1)
+        found.append(held(made))
+        assert (len(loops) >= 25) == together, "not one decision a token"
+        assert None not in loops
+        loops.clear()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_score_that_asks_for_more_has_every_layer_decide_alone(
+    name: str, loops: list[Any], stream: Any
+) -> None:
+    text = [stream(70, seed=number) for number in range(LAYERS)]
+    found = []
+    for together in (True, False):
+        made = caches(ALONE[name], together=together)
+        for length in (20, *[1] * 20):
+            forward(made, text, length)
+        found.append(held(made))
+    assert len(loops) <= 1
+    assert not any(loops)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_layers_of_different_budgets_decide_alone(loops: list[Any], stream: Any) -> None:
+    text = [stream(70, seed=number) for number in range(LAYERS)]
+    scorer, turn = SCORERS["lines of its own"], Turn()
+    budgets = (16, 12, 14)
+    made = [
+        EvictingCache(Method(scorer, budget, n_sink=2), Options(queries="model"), number=number)
+        for number, budget in enumerate(budgets)
+    ]
+    for cache in made:
+        cache.turn = turn
+        turn.join(cache)
+    for length in (20, *[1] * 20):
+        forward(made, text, length)
+    assert not loops
+    assert [cache.tokens_kept for cache in made] == [*budgets]
+
+
+def test_a_token_is_written_in_place(stream: Any) -> None:
+    made = caches(SCORERS["lines of its own"], together=True, budget=2048)
+    shape = (1, 2, 2100, 64)
+    text = [mx.random.normal((3, *shape), key=mx.random.key(number)) for number in range(LAYERS)]
+    for length in (2050, *[1] * 5):
+        forward(made, text, length)
+    buffer = 2 * 2048 * 64 * 4
+    for _ in range(20):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        forward(made, text, 1)
+        assert mx.get_peak_memory() - before < buffer / 2
