@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import mlx.core as mx
 import numpy as np
 
+from vqx.state.attention import Known
 from vqx.state.layer import Layer, Places, Plan, Seen
 from vqx.state.rows import Rows
 
@@ -82,6 +83,7 @@ def parts(layer: Layer) -> tuple[dict[str, Any], dict[str, mx.array]]:
         origin = None if seen.origin is None else seen.origin.tolist()
         facts |= {"origin": origin, "scale": seen.scale, "logits": seen.logits}
         arrays |= {"queries": seen.queries} | ({} if seen.sinks is None else {"sinks": seen.sinks})
+        arrays |= {} if seen.known is None else {"mass": seen.known.mass}
     if layer.key_sum is not None:
         arrays["key sum"] = layer.key_sum
     return facts, arrays
@@ -119,7 +121,8 @@ def _seen(facts: Mapping[str, Any], arrays: Mapping[str, mx.array], plan: Plan) 
     _want(isinstance(scale, float) and isinstance(facts.get("logits"), bool), "queries have no scale")
     _want(queries.ndim == 5, f"queries of shape {queries.shape}")
     origin = _places(facts.get("origin"), queries) if plan.compact else None
-    return Seen(queries, scale, arrays.get("sinks"), facts["logits"], origin)
+    known = Known(arrays["mass"]) if "mass" in arrays else None
+    return Seen(queries, scale, arrays.get("sinks"), facts["logits"], origin, known)
 
 
 def _places(told: Any, queries: mx.array) -> Places:
@@ -166,6 +169,8 @@ def _check_queries(layer: Layer, plan: Plan, like: Layer) -> None:
         _want((shape[0], *shape[1:3]) == (batch, *usual[1:3]), f"queries of shape {shape}")
         width = layer.rows.position.shape[2] if seen.logits else usual[4]
         _want(seen.logits == like.seen.logits and shape[4] == width, f"queries of shape {shape}")
+        mass = None if seen.known is None else seen.known.mass
+        _want(mass is None or (mass.shape, mass.dtype) == (layer.rows.position.shape, mx.float32), "weights")
         sinks, other = seen.sinks, like.seen.sinks
         _want((sinks is None) == (other is None), "learned sinks")
         _want(sinks is None or other is None or sinks.shape == other.shape, "learned sinks")
