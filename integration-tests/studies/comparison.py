@@ -42,7 +42,7 @@ ENGINES = ("ours", "mlx", "velox", "kvpress")
 SAMPLES = {"continuation": 48}  # one a text; else 60
 LATER = {"needle-prose", "instruction"}  # tasks that wait until every setting has done the others
 TILE = 2**24  # logits of a score held at once (CUDA: 4 times): a batch is cut less, with the same scores
-VERSIONS = ("vqx", "mlx", "mlx-lm", "veloxquant-mlx", "kvpress", "torch", "transformers")
+VERSIONS = ("mlx", "mlx-lm", "veloxquant-mlx", "kvpress", "torch", "transformers")
 
 
 class Clock:

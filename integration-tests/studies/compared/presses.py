@@ -117,7 +117,9 @@ class PressReading:
 
         ids = torch.tensor(tokens, device=network().device)
         if self.seen:  # a question after the context: nothing is pruned any more
-            return self._read(ids)[:, -1]
+            # one by one where layers hold other numbers of rows, of which transformers makes one mask
+            step = ids.shape[1] if len(set(self.rows)) == 1 else 1
+            return [self._read(part) for part in ids.split(step, dim=1)][-1][:, -1]
         torch.cuda.empty_cache()  # MLX allocates beside it
         network().set_attn_implementation("eager" if self.press and self.press.eager else "sdpa")
         size = (self.press and self.press.slice) or len(tokens)

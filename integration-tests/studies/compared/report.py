@@ -29,7 +29,7 @@ def write(sources: Sequence[Path], docs: Path) -> None:
     """Read every piece and write what the documentation shows, the pieces too: the next run goes on there."""
     results = docs / "results"
     (results / "comparison").mkdir(parents=True, exist_ok=True)
-    pieces = [figures_alone(piece) for piece in pieces_of(sources)]
+    pieces = [figures_alone(piece) for piece in once(pieces_of(sources))]
     lines = "".join(json.dumps(piece, separators=(",", ":")) + "\n" for piece in pieces)
     about = json.dumps(about_of(sources), indent=1) + "\n"
     (results / "comparison" / "pieces.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 9, mtime=0))
@@ -92,6 +92,18 @@ def pieces_of(sources: Sequence[Path]) -> list[Piece]:
             text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode()
             found |= {piece["key"]: piece for piece in map(json.loads, text.splitlines())}
     return [piece for piece in found.values() if "memory" not in piece.get("skipped", "")]
+
+
+def once(pieces: Sequence[Piece]) -> list[Piece]:
+    """Without what was measured again, in batches of another size, or failed and then did not."""
+    known: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+    kept = []
+    for piece in sorted(pieces, key=lambda piece: "skipped" in piece):
+        found, numbers = known[place(piece)], {sample["number"] for sample in piece["samples"]}
+        if numbers - found or not found:
+            kept.append(piece)
+        found |= numbers or {-1}
+    return kept
 
 
 def whole(pieces: Sequence[Piece]) -> list[Piece]:
