@@ -72,7 +72,7 @@ def test_a_full_cache_holds_a_tenth_more_than_its_rows_at_most(method: str, make
     assert any(cache.tokens_kept < cache.tokens_seen for cache in caches)
 
 
-LEAST = {"h2o": 24, "tova": 28, "morphkv": 142, "r-kv": 142, "snapkv": 532, "expected-attention": 1070}
+LEAST = {"h2o": 24, "tova": 30, "morphkv": 142, "r-kv": 142, "snapkv": 532, "expected-attention": 1070}
 """At its defaults, with layers of SmolLM2: rows from which on all that is held is a tenth more at most."""
 
 

@@ -80,25 +80,37 @@ def blank(array: mx.array) -> mx.array:
     return mx.zeros(array.shape, array.dtype)
 
 
-def change(tree: Any, by: Callable[[mx.array], mx.array]) -> Any:
+def change(tree: Any, by: Callable[[mx.array], mx.array], known: dict[int, Any] | None = None) -> Any:
     """The tree with its arrays changed: in objects (caches) in place, in tuples, lists and mappings anew.
 
-    What layers read to share their rows out is known before a forward, and only made ``blank`` after it.
+    What stands in two places is one thing afterwards too. What layers read to share their rows out is known
+    before a forward, and only made ``blank`` after it.
+
+    Args:
+        known: what became of all that was met so far, by ``id``, and what it was, which keeps the number its.
     """
-    if isinstance(tree, mx.array):
-        return by(tree)
-    if isinstance(tree, Change) and by is not blank:
-        return tree
-    if isinstance(tree, (list, tuple)):
-        parts = [change(part, by) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    if isinstance(tree, dict):
-        return {name: change(part, by) for name, part in tree.items()}
+    known = {} if known is None else known
+    if id(tree) in known:
+        return known[id(tree)][0]
     kind: Any = type(tree)
-    if _holds_arrays(kind):
+    if isinstance(tree, mx.array):
+        changed: Any = by(tree)
+    elif isinstance(tree, Change) and by is not blank:
+        return tree
+    elif isinstance(tree, (list, tuple)):
+        parts = [change(part, by, known) for part in tree]
+        changed = kind(*parts) if hasattr(tree, "_fields") else kind(parts)
+    elif isinstance(tree, dict):
+        changed = {name: change(part, by, known) for name, part in tree.items()}
+    elif _holds_arrays(kind):
+        known[id(tree)] = tree, tree
         for name, part in vars(tree).items():
-            object.__setattr__(tree, name, change(part, by))
-    return tree
+            object.__setattr__(tree, name, change(part, by, known))
+        return tree
+    else:
+        return tree
+    known[id(tree)] = changed, tree
+    return changed
 
 
 @functools.cache
