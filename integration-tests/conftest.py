@@ -136,3 +136,4 @@ def tiny_llama(**other: Any) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--requests", type=int, default=20, help="Requests that a server is asked at once.")
+    parser.addoption("--served", default="h2o:interval=3", help="The method of a server that is asked them.")

@@ -27,15 +27,15 @@ from serving import Server, served
 from vqx.cli import main
 from vqx.host.trial import check_evicts
 
-BUDGET, INTERVAL = 24, 3
-EVICTING = ["--method", f"h2o:interval={INTERVAL}", "--budget", str(BUDGET), "--prefill-step-size", "16"]
+LAYERS, BUDGET, INTERVAL = 3, 24, 3
+EVICTING = ["--budget", str(BUDGET), "--prefill-step-size", "16"]
 
 
 @pytest.fixture(scope="module")
 def folder(make_llama: Any, embedded: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random llama with the embedded model's tokenizer and template, as mlx_lm.load finds it."""
     path = tmp_path_factory.mktemp("model")
-    model = make_llama(vocab_size=embedded.model.args.vocab_size, num_hidden_layers=2)
+    model = make_llama(vocab_size=embedded.model.args.vocab_size, num_hidden_layers=LAYERS)
     mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())))
     config = {name: value for name, value in asdict(model.args).items() if value is not None}
     (path / "config.json").write_text(json.dumps({**config, "eos_token_id": 2}))
@@ -44,8 +44,9 @@ def folder(make_llama: Any, embedded: Any, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    with served(folder, ["--model", str(folder), *EVICTING]) as server:
+def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    method = request.config.getoption("--served")
+    with served(folder, ["--model", str(folder), "--method", method, *EVICTING]) as server:
         yield server
 
 
@@ -82,14 +83,14 @@ def test_the_route_tells_what_sequences_under_way_keep(server: Server) -> None:
         while not all(each.done() for each in waiting):
             seen.append(server.get("/v1/vqx"))
     assert (seen[0]["method"], seen[0]["options"]) == ("h2o", {"budget": BUDGET, "interval": INTERVAL})
-    assert (seen[0]["budgets"], seen[0]["batches"]) == ([BUDGET] * 2, True)
+    assert (seen[0]["budgets"], seen[0]["batches"]) == ([BUDGET] * LAYERS, True)
     sequences = [each for status in seen for each in status["sequences"]]
     assert max(len(status["sequences"]) for status in seen) > 1
     full = [each for each in sequences if each["tokens_seen"] > 100]
     assert full
     assert all(BUDGET <= rows < BUDGET + INTERVAL for each in full for rows in each["tokens_kept"])
     log = server.log.read_text()
-    assert f"vqx: h2o:budget={BUDGET},interval={INTERVAL}; 2 layers evict, {BUDGET} rows each" in log
+    assert f"vqx: h2o:budget={BUDGET},interval={INTERVAL}; {LAYERS} layers evict, {BUDGET} rows each" in log
     assert "tokens read, 24 rows a layer kept" in log
 
 
@@ -147,7 +148,7 @@ def test_drafted_answers_are_those_of_greedy_decoding_and_the_route_tells_of_the
     assert sequences
     assert all(rows <= BUDGET + 4 for each in sequences for rows in each["tokens_kept"])
     assert (
-        "2 layers evict, 24 rows each; requests are read one by one (layer 0: no batches, since undo=3" in log
+        "3 layers evict, 24 rows each; requests are read one by one (layer 0: no batches, since undo=3" in log
     )
     assert "tokens read, 28 rows a layer kept" in log
 
@@ -157,9 +158,9 @@ def test_programs_read_where_it_listens_and_what_it_logs(folder: Path) -> None:
     with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
-        assert (told["method"], told["options"], told["budgets"]) == ("h2o", {"budget": 32}, [32, 32])
+        assert (told["method"], told["options"], told["budgets"]) == ("h2o", {"budget": 32}, [32] * LAYERS)
         with urlopen(told["status"], timeout=60) as answer:
-            assert json.load(answer)["budgets"] == [32, 32]
+            assert json.load(answer)["budgets"] == [32] * LAYERS
         process.terminate()
         rest, log = process.communicate(timeout=60)
     assert rest == b""
