@@ -17,6 +17,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
+from vqx.host.models import random_llama
 
 TEXTS = Path(__file__).parent / "texts"
 
@@ -118,20 +119,14 @@ def first_layers(reader: Reader, count: int) -> Reader:
 
 def tiny_llama(**other: Any) -> Any:
     sizes = {
-        "model_type": "llama",
         "hidden_size": 64,
         "num_hidden_layers": 3,
         "intermediate_size": 96,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5,
         "vocab_size": 97,
     }
-    args = llama.ModelArgs.from_dict({**sizes, **other})
-    mx.random.seed(0)
-    model = llama.Model(args)
-    mx.eval(model.parameters())
-    return model
+    return random_llama({**sizes, **other}, mx.float32)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

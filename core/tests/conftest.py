@@ -98,26 +98,21 @@ def kept() -> Callable[[vqx.EvictingCache], dict[str, np.ndarray[Any, Any]]]:
 @pytest.fixture(scope="session")
 def tiny_llama() -> Callable[..., nn.Module]:
     """A random llama: 2 KV heads of 16 for 4 query heads, 97 tokens."""
-    from mlx_lm.models import llama
+    from vqx.host.models import random_llama
 
     def make(layers: int = 2, *, seed: int = 0, dtype: mx.Dtype = mx.float32, **changes: Any) -> nn.Module:
-        options = {
-            "model_type": "llama",
+        sizes = {
             "hidden_size": 64,
             "num_hidden_layers": layers,
             "intermediate_size": 96,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "rms_norm_eps": 1e-5,
             "vocab_size": 97,
-            "rope_theta": 10000.0,
         }
-        mx.random.seed(seed)
-        model = llama.Model(llama.ModelArgs.from_dict({**options, **changes}))
+        model = random_llama({**sizes, **changes}, dtype, seed=seed)
         for layer in model.layers:  # random weights alone attend to all rows alike
             layer.self_attn.q_proj.weight *= 4
             layer.self_attn.k_proj.weight *= 4
-        model.set_dtype(dtype)
         mx.eval(model.parameters())
         return model
 

@@ -13,9 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx_lm.models import llama
 from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
+from vqx.host.models import random_llama
 from vqx.options import room_beside
 from vqx.registry import Registry
 from vqx_eval.samples import Batch, Sample
@@ -40,13 +40,11 @@ class Characters:
 @pytest.fixture(scope="session")
 def tiny_llama() -> nn.Module:
     """A random llama: 2 layers, 2 KV heads of 16 for 4 query heads."""
-    mx.random.seed(0)
-    options = {
-        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
-        "vocab_size": len(ALPHABET), "rope_theta": 10000.0, "max_position_embeddings": 256,
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": len(ALPHABET), "max_position_embeddings": 256,
     }  # fmt: skip
-    model = llama.Model(llama.ModelArgs.from_dict(options))
+    model = random_llama(sizes, mx.float32)
     for layer in model.layers:  # random weights alone attend to all rows alike
         layer.self_attn.q_proj.weight *= 4
         layer.self_attn.k_proj.weight *= 4

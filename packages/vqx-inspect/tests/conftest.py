@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.models import llama
+from vqx.host.models import random_llama
 from vqx.registry import Registry
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;?!<>/-'\"\n"
@@ -32,15 +32,11 @@ class Characters:
 @pytest.fixture(scope="session")
 def tiny_llama() -> nn.Module:
     """A random llama: 3 layers, 2 KV heads of 16 for 4 query heads."""
-    mx.random.seed(0)
-    options = {
-        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
-        "vocab_size": len(ALPHABET), "rope_theta": 10000.0, "max_position_embeddings": 1024,
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": len(ALPHABET), "max_position_embeddings": 1024,
     }  # fmt: skip
-    model = llama.Model(llama.ModelArgs.from_dict(options))
-    mx.eval(model.parameters())
-    return model
+    return random_llama(sizes, mx.float32)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,9 +35,9 @@ def rotating_caches(model: nn.Module, budget: int, keep: int = 4) -> list[Any]:
     return caches_with(model, lambda number: RotatingKVCache(max_size=budget, keep=keep))
 
 
-def random_llama(sizes: Mapping[str, Any], dtype: mx.Dtype) -> nn.Module:
-    """A llama of these sizes with random weights, for timing: no file is needed."""
-    mx.random.seed(0)
+def random_llama(sizes: Mapping[str, Any], dtype: mx.Dtype, *, seed: int = 0) -> nn.Module:
+    """A llama of these sizes with random weights, for tests and timing: no file is needed."""
+    mx.random.seed(seed)
     args = {"model_type": "llama", "rms_norm_eps": 1e-5, **sizes}
     model = llama.Model(llama.ModelArgs.from_dict(args))
     model.set_dtype(dtype)
