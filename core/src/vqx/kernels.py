@@ -145,14 +145,18 @@ def step(method: Method, stats: Mapping[str, Any], block: Any, *, whole: bool = 
 
 
 class Layers(NamedTuple):
-    """One query of each of L layers of one method, against their rows: L times B sequences of one layer."""
+    """S queries of each of L layers of one method, against their rows: L times B sequences of one layer."""
 
-    queries: Sequence[mx.array]  # L arrays [B, H * G, 1, D]
+    queries: Sequence[mx.array]  # L arrays [B, H * G, S, D]; none where nobody asks
     keys: Sequence[mx.array]  # L arrays [B, H, capacity, D], of which the first n rows are filled
     position: mx.array  # [L * B, H, n] int32
-    start: int  # the queries' position
+    start: int  # the first query's position
     scale: float
-    generated: int  # tokens generated before them
+    generated: int  # tokens generated before it
+
+    @property
+    def length(self) -> int:
+        return self.queries[0].shape[2] if self.queries else 1
 
 
 def together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> Chosen | None:
@@ -160,27 +164,50 @@ def together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> C
 
     None: no kernel serves the method so. Metal hands a launch 31 arrays at most, so it serves no layers.
     """
+    found = _together(method, stats, layers, "exchange")
+    if found is None or isinstance(found, mx.array):
+        if found is None:
+            return None
+        guard = _guard(offered(), method)
+        end = layers.start + layers.length
+        done = offered().exchanged(target(), found, layers.position, end, guard)  # type: ignore[union-attr]
+        return Chosen(done.slot[..., None], done.next)
+    return None if found.next is None else Chosen(found.slot, found.next, found.written)
+
+
+def kept_together(method: Method, stats: Mapping[str, mx.array], layers: Layers, keep: int) -> Kept | None:
+    """As ``kept`` in place for several layers, whose queries are observed before; None as of ``together``."""
+    found, end = _together(method, stats, layers, "nothing"), layers.start + layers.length
+    if found is None:
+        return None
+    if isinstance(found, mx.array):
+        return kept(method, found, layers.position, stats, keep, end=end, in_place=True)
+    stats = {**stats, **found.written}
+    return kept(None, found.ranked, layers.position, stats, keep, in_place=True)
+
+
+def _together(method: Method, stats: Mapping[str, mx.array], layers: Layers, then: str) -> Any | None:
+    """What a method's own lines give for several layers, or scores ``[L * B, H, n]``; None: neither."""
     scorer, kernels, where = method.scorer, offered(), target()
     if kernels is None or where not in ("cuda", "host"):
         return None
-    kernel, guard = scorer.kernel, _guard(kernels, method)
-    asked = kernels.Layers(*layers[:5])
+    kernel, sight = scorer.kernel, _Sight(layers)
     own = kernel is not None and not kernel.layer and kernel.stands_for == (scorer.score, scorer.observe)
     if kernel is not None and own:
-        asked, rule = _ruled(kernels, _Sight(layers), asked, **kernel.rule)
-        factors = kernel.factors(layers.start, layers.generated, 1)
-        how = {"then": "exchange", "whole": True}
-        done = kernels.step(where, asked, rule, kernel.lines, stats, guard, factors, **how)
-        return None if done.next is None else Chosen(done.slot, done.next, done.written)
+        if layers.length > 1 and kernel.lines.adjust != "(logit)":
+            return None  # it changes logits by numbers that differ from token to token
+        asked, rule = _ruled(kernels, sight, kernels.Layers(*layers[:5]), **kernel.rule)
+        factors = kernel.factors(layers.start + layers.length - 1, layers.generated, layers.length)
+        guard = _guard(kernels, method)
+        return kernels.step(where, asked, rule, kernel.lines, stats, guard, factors, then=then, whole=True)
     if stats or scorer.observe is not None:
         return None
     try:
-        held = Held({}, layers.position, layers.start, _Sight(layers).read, last=_Sight(layers))
+        held = Held({}, layers.position, layers.start + layers.length - 1, sight.read, last=sight)
         score = mx.broadcast_to(mx.array(scorer.score(held)), layers.position.shape)
     except Apart:
         return None
-    found = kernels.exchanged(where, score.astype(mx.float32), layers.position, layers.start + 1, guard)
-    return Chosen(found.slot[..., None], found.next)
+    return score.astype(mx.float32)
 
 
 class Apart(Exception):
@@ -190,10 +217,9 @@ class Apart(Exception):
 class _Sight:
     """The attention of several layers' latest query, as far as kernels know it: ``vqx.scorers.Attention``."""
 
-    length, mask = 1, None
-
     def __init__(self, layers: Layers) -> None:
         self.layers, self.position, self.start = layers, layers.position, layers.start
+        self.length, self.mask = layers.length, "causal"
 
     def fused(self, *, group: Any = "mean", queries: Any = "mean", old: int = 0, **how: Any) -> Any:
         kernels = offered()

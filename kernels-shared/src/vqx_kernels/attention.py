@@ -40,12 +40,12 @@ class Asked(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """One query of each of L layers that are shaped alike, against their rows: L times B sequences."""
+    """S queries of each of L layers that are shaped alike, against their rows: L times B sequences."""
 
-    queries: Sequence[mx.array]  # L arrays [B, H * G, 1, D]
+    queries: Sequence[mx.array]  # L arrays [B, H * G, S, D]
     keys: Sequence[mx.array]  # L arrays [B, H, capacity, D], of which the first n rows are read
     position: mx.array  # [L * B, H, n] int32
-    start: int  # the queries' position
+    start: int  # the first query's position
     scale: float
     sinks: None = None
 
@@ -147,8 +147,9 @@ def _attend(
     if isinstance(asked, Layers):
         layers, first = len(asked.keys), asked.keys[0]
         one, heads, capacity, width = first.shape
-        batch, length, place = layers * one, 1, (one * heads, capacity)
-        shape = batch, heads, asked.queries[0].shape[1] // heads, length, width
+        _, count, length, _ = asked.queries[0].shape
+        batch, place = layers * one, (one * heads, capacity)
+        shape = batch, heads, count // heads, length, width
         read = asked.queries[0].dtype, first.dtype
         for name, each in (("queries", asked.queries), ("keys", asked.keys)):
             arrays.update({f"{name}_{i}": array for i, array in enumerate(each)})

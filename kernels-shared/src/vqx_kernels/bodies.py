@@ -181,7 +181,7 @@ def compose(
 
 
 def _of_layers(text: str, layers: int) -> str:
-    """Logits of several layers, each read where its own arrays lie, row by row; rows of one layer: sizes[6]."""
+    """Logits of several layers, whose arrays lie row by row; sizes[6]: rows of one layer."""
 
     def own(array: str) -> str:
         last = f"{array}_{layers - 1}"
@@ -189,7 +189,8 @@ def _of_layers(text: str, layers: int) -> str:
         return f"const VQX_DEV auto* {array} = {each}{last};\n"
 
     strides = (
-        "const vqx_i64 queries_strides[5] = {vqx_i64(H) * G * D, vqx_i64(G) * D, D, D, 1};\n"
+        "const vqx_i64 vqx_each = sizes[5] * D;\n"
+        "const vqx_i64 queries_strides[5] = {H * G * vqx_each, G * vqx_each, vqx_each, D, 1};\n"
         "const vqx_i64 keys_strides[4] = {vqx_i64(H) * sizes[7] * D, vqx_i64(sizes[7]) * D, D, 1};\n"
     )
     found = "const int vqx_layer = vqx_row / sizes[6];\n"

@@ -19,6 +19,7 @@ from vqx.state.batch import EvictingBatch, unfit
 from vqx.state.council import Seat, seated
 from vqx.state.exchange import decided, exchanged
 from vqx.state.layer import (
+    Ahead,
     Layer,
     Plan,
     admit,
@@ -145,6 +146,10 @@ class EvictingCache:
     def seat(self, seat: Seat) -> None:
         self._still, self._run = seated(self._held()), seat
 
+    def foresee(self, ahead: Ahead) -> None:
+        """Take what a council decided for the next token."""
+        self._layer = self._held()._replace(ahead=ahead)
+
     @property
     def offset(self) -> int:
         """The position at which the model rotates the next query and key."""
@@ -238,8 +243,8 @@ class EvictingCache:
 
         Else they would wait for the next forward, and a thread may not finish what another began.
         """
-        if isinstance(self._run, Seat):
-            return self._run.council.tied()
+        if self.turn is not None and self.turn.council.loose:
+            return self.turn.council.tied()
         if self._run is not None or self._layer is None:
             return []
         if self._layer.ahead is not None:
@@ -256,13 +261,15 @@ class EvictingCache:
         layer = self._layer
         if self._unshown or layer is None or layer.ahead is not None:
             return keys, values
-        if self.plan.options.interval > 1:
+        if not self.plan.due(layer):
+            return keys, values
+        if self.turn is not None and self.turn.council.serves(self.plan, layer):
+            keys = self._told(keys)
+        elif self.plan.options.interval > 1:
             ahead = decided(self.plan, layer)
             if ahead is not None:
                 self._layer = layer._replace(ahead=ahead)
                 keys = mx.depends([keys], ahead.carried)[0]
-        elif self.turn is not None and self.turn.council.serves(self.plan, layer):
-            keys = self._told(keys)
         return keys, values
 
     def awaits(self, length: int, rows: int) -> bool:

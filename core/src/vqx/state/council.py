@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from vqx import kernels
-from vqx.state.layer import Layer, Plan, Seen, Waiting
-from vqx.state.rows import Rows
+from vqx.scorers import Arrivals, Scorer
+from vqx.state.exchange import decided
+from vqx.state.layer import Ahead, Layer, Plan, Seen, Waiting, in_place
+from vqx.state.rows import Rows, apart
 
 
 class Decision(NamedTuple):
@@ -105,33 +107,43 @@ class Council:
         if len(self._heard) == count:
             caches = [self._heard[number] for number in sorted(self._heard)]
             self._heard, self._end = {}, -1
-            self._decide(caches, end)
+            one = caches[0].plan.options.interval == 1
+            if not (self._decide(caches, end) if one else self._cut(caches, end)):
+                self._alone(caches)
 
     def serves(self, plan: Plan, layer: Layer) -> bool:
         """Whether a layer may be one of those that are decided for together."""
-        method, options = plan.method, plan.options
-        if self._apart or options.interval > 1 or options.undo or not plan.defers or layer.each is not None:
+        method, options, waiting = plan.method, plan.options, layer.waiting
+        if self._apart or options.undo or not plan.defers or layer.each is not None or layer.heads > 1:
             return False
         if plan.packing is not None or plan.rotary is not None or plan.across is not None:
             return False
-        plain = method.merge is None and method.share is None and method.scorer.note is None
-        lone = layer.heads == 1 and layer.last == 1 and not layer.rows.bare
-        if not plain or not lone or method.scorer.window > 1 or layer.size != method.budget + 1:
+        if method.merge is not None or method.share is not None or method.scorer.window > 1:
             return False
-        if layer.seen is not None and layer.seen.logits:
+        if layer.last > 1 or (layer.seen is not None and layer.seen.logits):
             return False
-        waiting = layer.waiting
-        asks = method.scorer.reads_queries
-        right = not asks or (waiting is not None and len(waiting.queries) == 1 and waiting.sinks is None)
-        return right and kernels.target() in ("cuda", "host")
+        ready = in_place(plan, layer, 1) if options.interval > 1 else layer.size == method.budget + 1
+        count = 0 if waiting is None or waiting.sinks is not None else len(waiting.queries)
+        if method.scorer.reads_queries and not count:
+            return False
+        alone = not layer.rows.bare and count <= 1
+        return ready and (alone or options.interval > 1) and kernels.target() in ("cuda", "host")
 
-    def _decide(self, caches: Sequence[Any], end: int) -> None:
+    def _alone(self, caches: Sequence[Any]) -> None:
+        """Let every layer decide for itself."""
+        for cache in caches:
+            ahead = decided(cache.plan, cache.as_it_is)
+            if ahead is not None:
+                cache.foresee(ahead)
+                self.loose += ahead.carried
+
+    def _decide(self, caches: Sequence[Any], end: int) -> bool:
+        """Say which row goes; False: not for all together."""
         seats = [cache.seat for cache in caches]
         if any(seat is None or seat.held is not seats[0].held for seat in seats):
             seats = self._seated(caches)
         if not seats:
-            self._apart = True
-            return
+            return False
         first, method = seats[0], caches[0].plan.method
         asks = method.scorer.reads_queries
         found = kernels.together(
@@ -148,17 +160,73 @@ class Council:
         )
         if found is None or found.position is None or len(found.columns) < len(first.held.columns):
             self._apart, self.ahead = True, None
-            return
+            return False
         slots = [*mx.split(found.slot, len(seats))]
         self.ahead = Decision(found.position, found.columns, slots, end)
         self.loose = [found.slot, found.position, *found.columns.values()]
+        return True
+
+    def _cut(self, caches: Sequence[Any], end: int) -> bool:
+        """Say which rows of many stay; False: not for all together."""
+        layers, plan = [cache.as_it_is for cache in caches], caches[0].plan
+        if not self._alike(caches, layers):
+            return False
+        dressed = _dressed(plan.method.scorer, layers)
+        first, asks, keep = layers[0], plan.method.scorer.reads_queries, plan.method.budget
+        waiting = first.waiting
+        queries = [_joined(layer.waiting.queries) for layer in layers] if asks else []
+        count = queries[0].shape[2] if queries else 1
+        stay = (
+            None
+            if dressed is None
+            else kernels.kept_together(
+                plan.method,
+                dressed.columns,
+                kernels.Layers(
+                    queries,
+                    [layer.rows.keys for layer in layers],
+                    dressed.position,
+                    end - count,
+                    1.0 if waiting is None else waiting.scale,
+                    max(first.generated - count, 0),
+                ),
+                keep,
+            )
+        )
+        if stay is None:
+            self._apart = True
+            return False
+        number, n = len(layers), first.rows.length
+        slots, position = mx.split(stay.slots, number), mx.split(stay.position, number)
+        columns = {name: mx.split(column, number) for name, column in stay.columns.items()}
+        self.loose = [stay.slots, stay.position, *stay.columns.values()]
+        for place, (cache, layer) in enumerate(zip(caches, layers, strict=True)):
+            rows = layer.rows
+            late = [apart(buffer, keep, n) for buffer in (rows.keys, rows.values)]
+            left = layer._replace(waiting=None)
+            if asks and plan.method.scorer.window:
+                latest = queries[place][:, :, -1:]
+                batch, heads = rows.keys.shape[:2]
+                left = left._replace(
+                    seen=Seen(latest.reshape(batch, heads, -1, 1, latest.shape[3]), layer.waiting.scale)
+                )
+            own = {name: column[place] for name, column in columns.items()}
+            what = kernels.Kept(slots[place], position[place], own)
+            cache.foresee(Ahead(left, what, late))
+            self.loose += late
+        return True
+
+    def _alike(self, caches: Sequence[Any], layers: Sequence[Layer]) -> bool:
+        """Whether layers can be sequences of one now."""
+        plans = [cache.plan for cache in caches]
+        one = len({id(plan.method) for plan in plans}) == 1 and len({plan.options for plan in plans}) == 1
+        self._apart = self._apart or not one or len(plans) < 2
+        return not self._apart and len(set(map(_shape, layers))) == 1
 
     def _seated(self, caches: Sequence[Any]) -> list[Seat]:
         """A seat for each; none where the layers are not alike."""
         layers = [cache.as_it_is for cache in caches]
-        if len(layers) < 2 or len({id(cache.plan.method) for cache in caches}) > 1:
-            return []
-        if len(set(map(_shape, layers))) > 1 or len({cache.plan.options for cache in caches}) > 1:
+        if not self._alike(caches, layers):
             return []
         names = layers[0].rows.columns
         position = mx.concatenate([layer.rows.position for layer in layers])
@@ -182,10 +250,43 @@ def seated(layer: Layer) -> Layer:
 _NOTHING = mx.zeros((0,))
 
 
+class _Shaped(NamedTuple):
+    """What is known of rows that nobody has put side by side."""
+
+    shape: tuple[int, ...]
+
+
+def _joined(queries: Sequence[mx.array]) -> mx.array:
+    return queries[0] if len(queries) == 1 else mx.concatenate([*queries], axis=2)
+
+
+def _dressed(scorer: Scorer, layers: Sequence[Layer]) -> Decision | None:
+    """Positions and statistics of all rows, the bare ones among them; None: these take rows to tell."""
+    rows, start = layers[0].rows, layers[0].tokens_seen - layers[0].rows.bare
+    batch, heads, _ = shape = (len(layers) * rows.position.shape[0], *rows.position.shape[1:])
+    position = mx.concatenate([layer.rows.position for layer in layers])
+    columns = {name: mx.concatenate([layer.rows.columns[name] for layer in layers]) for name in rows.columns}
+    if not rows.bare:
+        return Decision(position, columns)
+    like = _Shaped((batch, heads, rows.bare, rows.keys.shape[3]))
+    try:
+        late = scorer.init(Arrivals(like, like, start))
+    except AttributeError:
+        return None
+    if any(column.shape != (*shape[:2], rows.bare) for column in late.values()):
+        return None
+    new = mx.broadcast_to(mx.arange(start, start + rows.bare, dtype=mx.int32), (batch, heads, rows.bare))
+    columns = {k: mx.concatenate([c, mx.array(late[k])], axis=2) for k, c in columns.items()}
+    return Decision(mx.concatenate([position, new], axis=2), columns)
+
+
 def _shape(layer: Layer) -> Any:
     """What has to be the same of all layers."""
     rows, waiting = layer.rows, layer.waiting
-    asked = None if waiting is None else (waiting.queries[0].shape, waiting.queries[0].dtype, waiting.scale)
+    asked = None
+    if waiting is not None:
+        first = waiting.queries[0]
+        asked = (len(waiting.queries), waiting.end, first.shape, first.dtype, waiting.scale)
     columns = tuple((name, column.shape, column.dtype) for name, column in rows.columns.items())
     own = (rows.keys.shape, rows.keys.dtype, rows.position.shape, columns)
-    return (*own, asked, layer.tokens_seen, layer.generated)
+    return (*own, rows.bare, asked, layer.tokens_seen, layer.generated)
