@@ -175,7 +175,9 @@ def compose(
     attends = "columns" in names or "replayed" in names
     name = "_".join((method.name, *names)) if attends else "_".join(names)
     name = name if layers == 1 else f"{name}_{layers}"
-    hidden = ("logits", "tops", "ranked") if "replayed" in names else ("logits", "tops") if attends else ()
+    hidden = ("logits", "tops") if attends else ()
+    if names[-1] in ("replayed", "exchanged", "moved", "packed"):  # which leave no score to be ranked by
+        hidden = (*hidden, "ranked")
     inner = tuple(write for write in writes if write in hidden)
     return Body(name, tuple(reads), tuple(writes), "".join(texts), method.adjust, inner)
 

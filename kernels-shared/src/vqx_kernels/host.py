@@ -17,7 +17,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,23 +110,26 @@ def prepared(
     fixed = tuple((name, value) for name, value in constants.items() if name not in RUNTIME)
     function = _function(body, types, fixed, tuple(dtype for _, dtype in outputs))
     asked = [constants.get(name, 0) for name in RUNTIME]
-    room = ctypes.c_void_p * (len(types) + len(outputs))
-    shown = [name not in body.inner for name in body.writes]
+    count = len(types)
+    given_out = [
+        None if name in body.inner else _narrow if dtype == mx.bfloat16 else mx.array
+        for name, (_, dtype) in zip(body.writes, outputs, strict=True)
+    ]
     spare: list[_Made] = []  # memory for results that nobody uses at the moment
 
     def call(arrays: list[mx.array]) -> list[mx.array]:
         mx.eval(*arrays)
-        made = spare.pop() if spare else _made(outputs)
-        given = list(arrays)
+        made = spare.pop() if spare else _made(count, outputs)
+        tensors, given = made.tensors, arrays
         while True:
             held = [array.__dlpack__() for array in given]
-            tensors = room(*map(_PEEK, held, repeat(b"dltensor")), *made.tensors)
+            tensors[:count] = [_PEEK(one, b"dltensor") for one in held]
             apart = function(tensors, parts, rows, *asked)
             if apart < 0:
                 break
-            given[apart] = mx.contiguous(given[apart])
-            mx.eval(given[apart])
-        found = [_array(result) if out else NOTHING for result, out in zip(made.results, shown, strict=True)]
+            given = [mx.contiguous(array) if at == apart else array for at, array in enumerate(given)]
+            mx.eval(given)
+        found = [make(one) if make else NOTHING for make, one in zip(given_out, made.results, strict=True)]
         if made.nbytes <= KEPT and not spare:
             spare.append(made)
         return found
@@ -147,8 +149,8 @@ _PEEK = ctypes.pythonapi.PyCapsule_GetPointer
 _PEEK.restype, _PEEK.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-def _array(result: Any) -> mx.array:
-    return mx.array(result).view(mx.bfloat16) if result.dtype == np.uint16 else mx.array(result)
+def _narrow(result: Any) -> mx.array:
+    return mx.array(result).view(mx.bfloat16)
 
 
 class _Made(NamedTuple):
@@ -156,14 +158,15 @@ class _Made(NamedTuple):
 
     results: list[Any]
     held: list[Any]
-    tensors: list[int]
+    tensors: Any  # pointers, first those of as many arrays as are read
     nbytes: int
 
 
-def _made(outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> _Made:
+def _made(reads: int, outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> _Made:
     results = [np.empty(shape, NUMPY[dtype]) for shape, dtype in outputs]
     held = [result.__dlpack__() for result in results]
-    tensors = [_PEEK(one, b"dltensor") for one in held]
+    tensors = (ctypes.c_void_p * (reads + len(outputs)))()
+    tensors[reads:] = [_PEEK(one, b"dltensor") for one in held]
     return _Made(results, held, tensors, sum(result.nbytes for result in results))
 
 
