@@ -27,15 +27,26 @@ def test_it_is_mlxs_attention_bit_for_bit(group: int, rows: int, room: int) -> N
     queries = mx.random.normal((2, 2 * group, 1, 20))
     keys, values = mx.random.normal((2, 2, rows + room, 20)), mx.random.normal((2, 2, rows + room, 12))
     keys, values = keys[:, :, :rows], values[:, :, :rows]
-    found, mass = weighed(queries, keys, values, 0.3)
+    found, weights = weighed(queries, keys, values, 0.3)
     assert mx.array_equal(found, mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3))
-    assert mx.allclose(mass.sum(axis=2), mx.ones((2, 2)))
+    assert mx.allclose(weights.sum(axis=4), mx.ones((2, 2, group, 1)))
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU has an attention of its own")
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("length", [2, 33, 300])
+def test_of_a_prompt_too(group: int, length: int) -> None:
+    queries = mx.random.normal((2, length, 2 * group, 64)).swapaxes(1, 2)
+    keys, values = mx.random.normal((2, 2, 400, 64))[:, :, :300], mx.random.normal((2, 2, 300, 64))
+    found, weights = weighed(queries, keys, values, 0.125, "causal")
+    plain = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.125, mask="causal")
+    assert mx.array_equal(found, plain)
+    assert weights.shape == (2, 2, group, length, 300)
 
 
 def test_what_keeps_fewer_digits_is_left_to_mlx() -> None:
     one = mx.zeros((1, 2, 1, 8), mx.bfloat16)
     assert not weighs(one, one, one)
-    assert not weighs(*[mx.zeros((1, 2, 2, 8))] * 3)
 
 
 def kept(scorer: Scorer, interval: int, tokens: Any, shown: bool) -> list[Any]:
@@ -46,9 +57,9 @@ def kept(scorer: Scorer, interval: int, tokens: Any, shown: bool) -> list[Any]:
         queries, keys, values = (array[..., first:last, :] for array in tokens)
         mask = cache.make_mask(last - first)
         read = cache.update_and_fetch(keys, values)
-        if shown and mask is None and cache.takes_mass:
-            found, mass = weighed(queries, *read, 0.25)
-            cache.observe(queries, read[0], 0.25, mask, None, mass)
+        if shown and cache.takes(mask):
+            found, weights = weighed(queries, *read, 0.25, mask)
+            cache.observe(queries, read[0], 0.25, mask, None, weights)
             mx.eval(mx.depends([found], cache.loose()))
         else:
             cache.observe(queries, read[0], 0.25, mask, None)
@@ -83,7 +94,22 @@ def test_no_logits_are_computed_once_more(name: str, interval: int, monkeypatch:
     monkeypatch.setattr(Block, "_logits", counted)
     tokens = mx.random.normal((1, 4, 50, 16)), *mx.random.normal((2, 1, 2, 50, 16))
     kept(SCORERS[name], interval, tokens, shown=True)
-    assert sum(length < 20 for length in asked) <= 1  # the prompt's latest query, of which none was told
+    assert len(asked) <= 1  # the prompt's latest query, where its weights alone are asked for
     asked.clear()
     kept(SCORERS[name], interval, tokens, shown=False)
     assert sum(length < 20 for length in asked) > 3
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_a_prompts_mass_is_that_of_its_weights(decay: float, noisy: bool) -> None:
+    queries = mx.random.normal((2, 6, 30, 16))
+    keys, values = mx.random.normal((2, 2, 2, 50, 16))
+    position = mx.broadcast_to(mx.arange(50, dtype=mx.int32), (2, 2, 50))
+    block = Block(queries.reshape(2, 2, 3, 30, 16), keys, position, 20, 0.25)
+    told = block._replace(given=weighed(queries, keys, values, 0.25, "causal")[1])
+    noise = 3 * mx.random.normal((2, 2, 50)) if noisy else None
+    gained = told.mass(decay=decay, noise=noise)
+    np.testing.assert_allclose(gained, block.mass(decay=decay, noise=noise), rtol=2e-5, atol=1e-7)
+    options = {"decay": decay, "noise": noise, "temperature": lambda _: 2.0}
+    assert mx.array_equal(told.mass(**options), block.mass(**options))  # of other weights

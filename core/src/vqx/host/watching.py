@@ -86,12 +86,12 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
     ) -> mx.array:
         if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        whole = sinks is None and attend is base.scaled_dot_product_attention
+        if whole and isinstance(cache, EvictingCache) and cache.takes(mask) and weighs(queries, keys, values):
+            found, weights = weighed(queries, keys, values, scale, mask)
+            cache.observe(queries, keys, scale, mask, sinks, weights)
+            return _tied(found, cache)
         if isinstance(cache, EvictingCache) and mask is None:
-            whole = sinks is None and attend is base.scaled_dot_product_attention
-            if whole and weighs(queries, keys, values) and cache.takes_mass:
-                found, mass = weighed(queries, keys, values, scale)
-                cache.observe(queries, keys, scale, mask, sinks, mass)
-                return _tied(found, cache)
             cache.observe(queries, keys, scale, mask, sinks)
             if not cache.in_lanes:
                 found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)

@@ -1,8 +1,10 @@
-"""MLX's attention of one token on a CPU, written out, so that its weights need not be computed once more.
+"""MLX's attention on a CPU, written out, so that its weights need not be computed once more.
 
 There ``mx.fast.scaled_dot_product_attention`` is these very operations, and its exponentials are what costs;
-what a scorer wants of a generated token is their mean over the query group.
+what a scorer wants of them are sums.
 """
+
+from typing import Literal
 
 import mlx.core as mx
 
@@ -14,25 +16,30 @@ def weighs(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
 
     Where kernels run, they look at the queries themselves.
     """
-    right = queries.shape[2] == 1 and queries.dtype == keys.dtype == values.dtype == mx.float32
+    right = queries.dtype == keys.dtype == values.dtype == mx.float32
     return right and mx.default_device() == mx.cpu and kernels.target() == "reference"
 
 
-def weighed(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> tuple[mx.array, mx.array]:
-    """Attention without a mask, bit for bit MLX's, and what it gave to each row.
+def weighed(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Literal["causal"] | None = None
+) -> tuple[mx.array, mx.array]:
+    """Attention bit for bit MLX's, and its weights.
 
     Args:
-        queries: ``[B, H * G, 1, D]``.
+        queries: ``[B, H * G, S, D]``.
         keys: ``[B, H, n, D]``.
         values: ``[B, H, n, Dv]``.
 
     Returns:
-        ``[B, H * G, 1, Dv]``, and the weights' mean over each group, ``[B, H, n]``.
+        ``[B, H * G, S, Dv]``, and the weights, ``[B, H, G, S, n]``.
     """
-    batch, count, _, width = queries.shape
-    heads = keys.shape[1]
-    asked = (queries * scale).reshape(batch, heads, count // heads, 1, width)
-    weights = mx.softmax(asked @ keys[:, :, None].swapaxes(-1, -2), axis=-1, precise=True)
+    batch, count, length, width = queries.shape
+    heads, n = keys.shape[1:3]
+    asked = (queries * scale).reshape(batch, heads, count // heads, length, width)
+    logits = asked @ keys[:, :, None].swapaxes(-1, -2)
+    if mask is not None:
+        seen = mx.arange(n - length, n)[:, None] >= mx.arange(n)
+        logits = mx.where(seen, logits, mx.array(mx.finfo(mx.float32).min))
+    weights = mx.softmax(logits, axis=-1, precise=True)
     found = weights @ values[:, :, None]
-    mass = mx.mean(weights, axis=2).reshape(batch, heads, -1)
-    return found.reshape(batch, count, 1, -1), mass
+    return found.reshape(batch, count, length, -1), weights

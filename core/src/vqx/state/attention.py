@@ -52,6 +52,7 @@ class Block(NamedTuple):
     later: int = 0  # queries of the same window that come after this part of it
     ordered: bool = False  # the queries' own rows are the last ones, in their order
     known: "Known | None" = None  # of queries of tokens generated one by one, where attention said it
+    given: mx.array | None = None  # the weights [B, H, G, S, n], where attention said them
 
     @property
     def length(self) -> int:
@@ -72,6 +73,8 @@ class Block(NamedTuple):
             if self.known is not None and itself and self.known.decay in (decay, None):
                 return self.known.mass
         divisor = 1.0 if temperature is None else self._temperatures(temperature, 0, self.length)
+        if self.given is not None and itself and isinstance(divisor, float) and divisor == 1.0:
+            return _summed(self.given, decay, noise)
         found = kernels.prompt_mass(self, itself=itself, decay=decay, temperature=divisor, noise=noise)
         if found is not None:
             return found
@@ -251,3 +254,13 @@ class Block(NamedTuple):
             mask = mask.astype(mx.float32)
             logits, mask = logits + mask, mask > HIDDEN
         return logits, mask if visible is None else mask & visible
+
+
+def _summed(weights: mx.array, decay: float, noise: mx.array | None) -> mx.array:
+    """The mass ``[B, H, n]`` of weights ``[B, H, G, S, n]``; noise added to logits multiplies them."""
+    count = mx.array((decay ** np.arange(weights.shape[3] - 1, -1, -1)).astype(np.float32))
+    if noise is None:
+        return mx.mean(count @ weights, axis=2)
+    lift = mx.exp(noise - mx.max(noise, axis=2, keepdims=True))
+    count = count / (weights @ lift[:, :, None, :, None])[..., 0]
+    return lift * mx.mean((count[..., None, :] @ weights)[..., 0, :], axis=2)

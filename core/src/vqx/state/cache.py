@@ -284,7 +284,7 @@ class EvictingCache:
         scale: float,
         mask: Any,
         sinks: mx.array | None,
-        mass: mx.array | None = None,
+        weights: mx.array | None = None,
     ) -> None:
         """See the queries of the forward under way (called by the attention hook).
 
@@ -295,9 +295,10 @@ class EvictingCache:
             scale: the model's own scale.
             mask: None, ``"causal"``, or an array: booleans, or numbers that are added to the logits.
             sinks: ``[H * G]`` learned logits that join the softmax's denominator, or None.
-            mass: ``[B, H, n]`` float32, what one query gave to each row, the mean over its group; None: it
-                is computed if a score asks for it.
+            weights: ``[B, H, G, S, n]`` float32, where attention says them; None: they are computed if a
+                score asks for them.
         """
+        mass = None if weights is None or queries.shape[2] > 1 else mx.mean(weights, axis=2)[:, :, 0]
         read, self._read = self._read, None
         run = self._run
         if run is not None and self._still is not None:
@@ -343,14 +344,15 @@ class EvictingCache:
             known = None if mass is None else Known(mass)
             self.layer = watch(
                 self.plan, layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits,
-                known=known,
+                known=known, given=weights,
             )  # fmt: skip
 
-    @property
-    def takes_mass(self) -> bool:
-        """Whether ``observe`` is better told what one query under way gave to each row."""
+    def takes(self, mask: Any) -> bool:
+        """Whether ``observe`` is better told the weights of the attention under way, with such a mask."""
         layer = self._layer
-        return bool(self.unseen) and layer is not None and layer.last == 1 and self.plan.takes_mass(layer)
+        if not self.unseen or layer is None or not (mask is None or isinstance(mask, str)):
+            return False
+        return self.plan.takes_mass(layer) if layer.last == 1 else self.plan.takes_weights(layer)
 
     @property
     def in_lanes(self) -> bool:

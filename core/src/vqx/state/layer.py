@@ -197,6 +197,11 @@ class Plan(NamedTuple):
         share = self.method.share
         return self if share is None else self._replace(method=self.method._replace(budget=share.least))
 
+    def takes_weights(self, layer: Layer) -> bool:
+        """Whether the scorer looks at all queries of a prompt as attention has them."""
+        apart = layer.heads > 1 or layer.each is not None or self.replays(layer)
+        return self.method.scorer.observe is not None and self.options.queries == "model" and not apart
+
     def replays(self, layer: Layer) -> bool:
         """Token cadence decides a forward of several tokens one by one, once all are there."""
         return self.options.cadence == "token" and layer.last > 1
@@ -526,15 +531,17 @@ def watch(
     logits: bool = False,
     later: int = 0,
     known: Known | None = None,
+    given: mx.array | None = None,
 ) -> Layer:
     """Let the scorer see the queries ``[B, H, G, S, D]`` of the rows admitted last.
 
     ``keys`` are what attention reads, ``logits`` says that they cannot be repeated from the rows alone;
-    ``later`` tokens were admitted since; ``known`` is what attention itself gave to each row.
+    ``later`` tokens were admitted since; ``known`` is what attention itself gave to each row, and ``given``
+    ``[B, H, G, S, n]`` are its weights.
     """
     scorer = plan.method.scorer
     block = block_of(plan, layer, queries, scale=scale, mask=mask, sinks=sinks, keys=keys, later=later)
-    block = block._replace(known=known)
+    block = block._replace(known=known, given=given)
     layer = remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
     if scorer.note is not None:
         layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale, later)))
