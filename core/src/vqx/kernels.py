@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from vqx.scorers import Held, Method
+from vqx.scorers import Held, Method, Temperature
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -118,19 +118,22 @@ def prompt_mass(
     *,
     itself: bool = True,
     decay: float = 1.0,
-    temperature: float | mx.array = 1.0,
+    temperature: Temperature | None = None,
     noise: mx.array | None = None,
 ) -> mx.array | None:
     """As ``mass`` of a whole block's queries, and no logits anywhere; None: no tensor cores serve it."""
     kernels, where = offered(), target()
-    if kernels is None or where != "cuda" or not block.ordered or isinstance(temperature, mx.array):
+    if kernels is None or where != "cuda" or not block.ordered:
+        return None
+    divisor = 1.0 if temperature is None else block.divisor(temperature)
+    if divisor is None:
         return None
     asked = _asked(kernels, block)
     if asked is None or not kernels.serves(where, asked):
         return None
     hide = "itself" if not itself else "later" if block.mask is not None else "nothing"
     found: mx.array = kernels.prompt_mass(
-        where, asked, kernels.Rule(hide=hide, decay=decay), noise=noise, temperature=temperature
+        where, asked, kernels.Rule(hide=hide, decay=decay), noise=noise, temperature=divisor
     )
     return found
 

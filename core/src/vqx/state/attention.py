@@ -4,7 +4,7 @@ MLX's fused attention returns no weights, so scoring reads the keys once more; a
 """
 
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -72,10 +72,9 @@ class Block(NamedTuple):
                 return found
             if self.known is not None and itself and self.known.decay in (decay, None):
                 return self.known.mass
-        divisor = 1.0 if temperature is None else self._temperatures(temperature, 0, self.length)
-        if self.given is not None and itself and isinstance(divisor, float) and divisor == 1.0:
+        if self.given is not None and itself and (temperature is None or self.divisor(temperature) == 1.0):
             return _summed(self.given, decay, noise)
-        found = kernels.prompt_mass(self, itself=itself, decay=decay, temperature=divisor, noise=noise)
+        found = kernels.prompt_mass(self, itself=itself, decay=decay, temperature=temperature, noise=noise)
         if found is not None:
             return found
         total = mx.zeros(self.position.shape, mx.float32)
@@ -217,6 +216,11 @@ class Block(NamedTuple):
             # a host's mask may hide every row from a query, which then has no weight to give
             weights = mx.where(visible, weights, 0.0)
         return weights
+
+    def divisor(self, temperature: Temperature) -> float | None:
+        """The temperature of a prompt's queries; None: each has its own."""
+        many = isinstance(self.generated, tuple) or (self.decoded and self.length > 1)
+        return None if many else temperature(cast(int, self.generated))
 
     def _temperatures(self, temperature: Temperature, first: int, last: int) -> float | mx.array:
         """One for each query of a block that was generated token by token: ``[s, 1]``."""
