@@ -179,6 +179,17 @@ def test_layers_that_all_keep_everything_are_read_in_one_batch(model: Any) -> No
         assert all(cache.tokens_kept == cache.tokens_seen > len(prompt) for cache in ended.caches)
 
 
+def test_mlx_lm_weighs_a_batch(model: Any) -> None:
+    generator = BatchGenerator(model, max_tokens=8, prefill_step_size=STEP)
+    generator.insert([[1, 2, 3], [*range(40)]], caches=[vqx.make_cache(model, "h2o", budget=24)] * 2)
+    while not generator.next_generated():
+        pass
+    both = [generator._prompt_batch, generator._generation_batch]
+    held = [a.nbytes for batch in both for cache in batch.prompt_cache for a in cache.state]
+    assert generator.prompt_cache_nbytes == sum(held) > 0
+    generator.close()
+
+
 def test_caches_made_in_different_ways_are_not_read_in_one_batch(model: Any) -> None:
     one, other = vqx.make_cache(model, "h2o", budget=24), vqx.make_cache(model, "h2o", budget=25)
     with pytest.raises(ValueError, match="make them alike"):

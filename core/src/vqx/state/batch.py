@@ -8,23 +8,20 @@ one history, the cache of one sequence does all.
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from vqx.eviction import NEVER
 from vqx.scorers import Method
-from vqx.state import joined, lanes
+from vqx.state import joined, masks
 from vqx.state.allotment import Allotment, Change, changing
 from vqx.state.layer import Layer, Plan, attended
-from vqx.state.members import Members, Own
+from vqx.state.members import Members, Own, check_alike, unfit
 from vqx.state.parts import (
     Part,
     Shown,
-    causal,
     in_lanes,
-    lane_of,
     of_each,
     of_layers,
     read,
@@ -55,7 +52,7 @@ class EvictingBatch:
         for cache in caches:
             if why := unfit(cache.plan):
                 raise ValueError(f"no batches: {why}")
-            _check_alike(first, cache)
+            check_alike(first, cache)
             cache.check_pending()
         self.plan: Plan = first.plan
         self.allotment: Allotment | None = next((c.allotment for c in caches if c.allotment), None)
@@ -239,28 +236,15 @@ class EvictingBatch:
             mask = self._alike(mask, length)
             tiles: list[tuple[int, int, Any]] = self._one.masks(mask, query_heads, length)
             return tiles
-        if (heads := in_lanes(self._parts)) > 1:
-            return [*self._lane_masks(heads, query_heads)]
+        rows, own = self._rows(), self._own()
+        if in_lanes(self._parts) > 1:
+            if self._together:
+                return masks.of_lane(self._any(), rows, query_heads)
+            return [*masks.of_lanes(self._parts, own, self.tokens_seen, length, query_heads)]
         if not (isinstance(mask, mx.array) and mask.dtype != mx.bool_):
-            mask = self._mask()
+            skip = [skip for skip, _ in own]
+            mask = joined.padding(rows) if self._together else masks.causal(rows, skip, length)
         return [(0, length, mask)]
-
-    def _lane_masks(self, heads: int, query_heads: int) -> Iterator[tuple[int, int, Any]]:
-        """As of ``masks``, where heads share a lane."""
-        length = self._length
-        if self._together:  # one query of each, which sees all that its sequence fills
-            rows = self._any().rows
-            filled = mx.arange(rows.length) < mx.array([n * heads for n in self._rows()])[:, None]
-            head = mx.where(filled[:, None], rows.columns["head"], -1)
-            yield from lanes.masks(rows.position, head, heads, query_heads, NEVER, 1)
-            return
-        position, head = lane_of(self._parts, length)
-        skip, new = (mx.array(of)[:, None, None, None] for of in zip(*self._own(), strict=True))
-        start = mx.array(self.tokens_seen)[:, None, None, None] - new - skip
-        for first, last, mask in lanes.masks(position, head, heads, query_heads, start, length):
-            query = mx.arange(first, last)[:, None]
-            # padding sees everything: a query that sees nothing at all would be NaN
-            yield first, last, mask | (query < skip) | (query >= skip + new)
 
     def _alike(self, mask: Any, length: int) -> Any:
         """The mask while the sequences have one history: where the host's is another layer's, they differ."""
@@ -291,7 +275,7 @@ class EvictingBatch:
             return mx.ones((1, rows[0] + 1), mx.bool_) if mask is None and return_array else mask
         # a sequence of which nothing is read is not settled either
         rows = tuple(n if new else held for n, held, (_, new) in zip(rows, self._held(), own, strict=True))
-        return causal(rows, [skip for skip, _ in own], N)
+        return masks.causal(rows, [skip for skip, _ in own], N)
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep these sequences alone, in this order."""
@@ -308,7 +292,7 @@ class EvictingBatch:
 
     def extend(self, other: "EvictingBatch") -> None:
         """Take the sequences of another batch in, behind those here."""
-        _check_alike(self, other)
+        check_alike(self, other)
         self._undo()
         other._undo()
         first, parts = len(self), [*self.parts]
@@ -373,6 +357,7 @@ class EvictingBatch:
             *([] if self._nan is None else [self._nan]),
         ]
 
+    @property
     def nbytes(self) -> int:
         """Bytes of every array held, room for growth and bookkeeping included."""
         return sum(array.nbytes for array in self.state)
@@ -411,13 +396,6 @@ class EvictingBatch:
     def _together(self) -> bool:
         """Whether the last forward read one token of each, and what one layer holds, and nothing beside."""
         return len(self._parts) == 1 and self._parts[0].new == self._length == 1
-
-    def _mask(self) -> mx.array | None:
-        """As of ``make_mask``, of the forward under way."""
-        rows = self._rows()
-        if self._together:
-            return joined.padding(rows)
-        return causal(rows, [skip for skip, _ in self._own()], self._length)
 
     def _rows(self) -> tuple[int, ...]:
         """Of each sequence the rows before the forward's own, or all where it decoded."""
@@ -472,24 +450,3 @@ class EvictingBatch:
         due = [i for i in self.members.undecided if left[i] < held[i]]
         if due:
             self.allotment.decide([self] if self.turn is None else self.turn.caches, due)
-
-
-def unfit(plan: Plan) -> str:
-    """Why caches of this plan read one sequence each; empty where they can be batched."""
-    if plan.method.floor is not None and plan.across is not None:
-        return "processes share the heads of a layer, and these share a budget"
-    return ""
-
-
-def _check_alike(one: Any, other: Any) -> None:
-    """Refuse two caches that do not evict alike: made by one call, or by equal ones.
-
-    Raises:
-        ValueError: says so.
-    """
-    if one.plan.method.scorer is other.plan.method.scorer or one.recipe is other.recipe is not None:
-        return
-    if one.recipe is None or other.recipe is None or one.recipe().words != other.recipe().words:
-        raise ValueError(
-            "caches of different methods or options cannot be read in one batch: make them alike"
-        )

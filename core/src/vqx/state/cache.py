@@ -15,7 +15,7 @@ from vqx.scorers import Method
 from vqx.state import lanes
 from vqx.state.allotment import UNSEEN, Allotment, Change, changing, cosines
 from vqx.state.attention import Known
-from vqx.state.batch import EvictingBatch, unfit
+from vqx.state.batch import EvictingBatch
 from vqx.state.council import Seat, seated
 from vqx.state.exchange import decided, exchanged
 from vqx.state.layer import (
@@ -31,6 +31,7 @@ from vqx.state.layer import (
     watch,
     widths,
 )
+from vqx.state.members import unfit
 from vqx.state.packing import Packing
 from vqx.state.positions import Rotary
 from vqx.state.processes import Processes

@@ -1,7 +1,7 @@
 """The sequences of a batch beside their rows: how each evicts, its padding to come, what its layer saw."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -82,3 +82,24 @@ class Members(NamedTuple):
         mine = (token >= skip) & (token < skip + mx.array(looked)[:, None])
         found = mx.where(mine, cosines(before, change), 0.0)
         return self._replace(change=self.change.more(mx.sum(found, axis=1), looked))
+
+
+def unfit(plan: Plan) -> str:
+    """Why caches of this plan read one sequence each; empty where they can be batched."""
+    if plan.method.floor is not None and plan.across is not None:
+        return "processes share the heads of a layer, and these share a budget"
+    return ""
+
+
+def check_alike(one: Any, other: Any) -> None:
+    """Refuse two caches that do not evict alike: made by one call, or by equal ones.
+
+    Raises:
+        ValueError: says so.
+    """
+    if one.plan.method.scorer is other.plan.method.scorer or one.recipe is other.recipe is not None:
+        return
+    if one.recipe is None or other.recipe is None or one.recipe().words != other.recipe().words:
+        raise ValueError(
+            "caches of different methods or options cannot be read in one batch: make them alike"
+        )

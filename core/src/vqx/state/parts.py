@@ -89,22 +89,8 @@ def together(parts: Sequence[Part], plans: Sequence[Plan], keys: mx.array, value
 def side_by_side(plan: Plan, parts: Sequence[Part], length: int) -> tuple[mx.array, mx.array]:
     """Keys and values of all parts: the rows held before, padded to the longest, then ``length`` tokens."""
     both = [None if part.layer is None else attended(plan, part.layer) for part in parts]
-    keys, values = (_beside(parts, length, [each and each[side] for each in both]) for side in (0, 1))
+    keys, values = (beside(parts, length, [each and each[side] for each in both]) for side in (0, 1))
     return keys, values
-
-
-def lane_of(parts: Sequence[Part], length: int) -> tuple[mx.array, mx.array]:
-    """Of the rows that ``side_by_side`` has in one lane position and head, -1 of padding: ``[B, 1, n]``."""
-
-    def heads(layer: Layer) -> mx.array:
-        if layer.heads > 1:
-            return layer.rows.columns["head"]
-        batch, count, n = layer.rows.position.shape
-        return mx.broadcast_to(mx.arange(count, dtype=mx.int32)[:, None], (batch, count, n))
-
-    layers = [part.layer for part in parts]
-    position = _beside(parts, length, [None if layer is None else layer.rows.position for layer in layers])
-    return position, _beside(parts, length, [None if layer is None else heads(layer) for layer in layers], -1)
 
 
 def in_lanes(parts: Sequence[Part]) -> int:
@@ -112,7 +98,7 @@ def in_lanes(parts: Sequence[Part]) -> int:
     return max((part.layer.heads for part in parts if part.layer is not None), default=1)
 
 
-def _beside(parts: Sequence[Part], length: int, each: Sequence[mx.array | None], fill: float = 0) -> mx.array:
+def beside(parts: Sequence[Part], length: int, each: Sequence[mx.array | None], fill: float = 0) -> mx.array:
     """Of each part's ``[b, H, n, ...]`` one array for all; of lanes, where the heads of some share one."""
     heads = in_lanes(parts)
     some = next(array for array in each if array is not None)
@@ -208,18 +194,6 @@ def seen_by(part: Part, array: mx.array, kept: int) -> mx.array:
     first = kept + part.skip
     own = mx.concatenate([mx.arange(part.layer.size - part.new), mx.arange(first, first + part.new)])
     return mx.take(array, own, axis=-1)
-
-
-def causal(rows: Sequence[int], skip: Sequence[int], length: int) -> mx.array:
-    """Filled rows, and own tokens up to each query's: ``[B, 1, S, max rows + S]`` booleans.
-
-    Padding sees itself at least: a query that sees nothing at all would be NaN.
-    """
-    kept = mx.arange(max(rows)) < mx.array([*rows])[:, None]
-    key, query = mx.arange(length)[None], mx.arange(length)[:, None]
-    new = (key <= query) & ((key >= mx.array([*skip])[:, None, None]) | (key == query))
-    seen = mx.broadcast_to(kept[:, None], (len(rows), length, max(rows)))
-    return mx.concatenate([seen, new], axis=-1)[:, None]
 
 
 def _padded(array: mx.array, before: int, behind: int, fill: float) -> mx.array:
