@@ -160,3 +160,16 @@ def test_a_setting_of_which_a_batch_is_missing_is_not_shown_and_its_rest_is_know
     (tmp_path / "pieces.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pieces))
     assert {one["label"] for one in shown(pieces_of([tmp_path]))} == {"h2o"}
     assert measured([tmp_path])["passkey", "aware", "tova", 128] == {0, 1}
+
+
+def test_a_sample_measured_again_is_written_down_once(studies: None) -> None:
+    from compared.report import once
+
+    def piece(label: str, *numbers: int, **more: Any) -> dict[str, Any]:
+        place = {"task": "passkey", "protocol": "aware", "label": label, "budget": 128}
+        return {**place, "samples": [{"number": number} for number in numbers], **more}
+
+    failed, mended = piece("ada", skipped="failed: shapes"), piece("ada", 0, 1)
+    refused, again = (piece("protect", skipped="no room beside 64 rows") for _ in range(2))
+    first, rest, part = piece("h2o", 0, 1), piece("h2o", 1, 2), piece("h2o", 0)
+    assert once([failed, first, part, rest, mended, refused, again]) == [first, rest, mended, refused]
