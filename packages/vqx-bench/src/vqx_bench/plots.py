@@ -13,6 +13,9 @@ from vqx_bench.contenders import ROTATING
 from vqx_bench.report import TITLES
 from vqx_bench.runs import Row
 
+WIDTH = 7.0
+"""Inches that a title and a legend of long names take."""
+
 APART = 1.02
 """What one contender stands to the right of another, whose spread it would hide."""
 
@@ -25,7 +28,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
         ours = [row for row in rows if row.what == what]
         labels = list(dict.fromkeys(row.contender for row in ours))
         batches = sorted({row.sequences for row in ours})
-        figure, axes = sheet(1, len(batches), height=3.2)
+        figure, axes = sheet(1, len(batches), width=max(3.6, WIDTH / len(batches)), height=3.2)
         figure.suptitle(TITLES[what], fontsize=10)
         for axis, batch in zip(axes[0], batches, strict=True):
             for number, label in enumerate(labels):
