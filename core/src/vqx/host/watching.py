@@ -84,10 +84,14 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        one = isinstance(cache, EvictingCache)
+        weighing = one and weighs(queries, keys, values)
+        if one and mask is None and not weighing and cache.goes_on(queries, keys, sinks):
+            return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-        whole = sinks is None and attend is base.scaled_dot_product_attention
-        if whole and isinstance(cache, EvictingCache) and cache.takes(mask) and weighs(queries, keys, values):
+        whole = weighing and sinks is None and attend is base.scaled_dot_product_attention
+        if whole and isinstance(cache, EvictingCache) and cache.takes(mask):
             found, weights = weighed(queries, keys, values, scale, mask)
             cache.observe(queries, keys, scale, mask, sinks, weights)
             return _tied(found, cache)

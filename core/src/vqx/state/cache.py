@@ -154,6 +154,8 @@ class EvictingCache:
     @property
     def offset(self) -> int:
         """The position at which the model rotates the next query and key."""
+        if self._run is not None:
+            return self._run.end
         return self.tokens_kept if self.plan.compact else self.tokens_seen
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -177,7 +179,7 @@ class EvictingCache:
         alike = not self.unseen and self._nan is None and (keys.shape, values.shape) == self._shapes
         run = self._run
         if alike and isinstance(run, Seat):
-            ahead = run.council.for_next(self.tokens_seen)
+            ahead = run.council.for_next(run.end)
             if ahead is not None:
                 self._run = run = run.exchanged(ahead, keys, values)
                 return self._read_on(*run.filled())
@@ -278,6 +280,16 @@ class EvictingCache:
         layer = self._layer
         return bool(self.unseen) and layer is not None and (layer.last, layer.rows.length) == (length, rows)
 
+    def goes_on(self, queries: mx.array, keys: mx.array, sinks: mx.array | None) -> bool:
+        """Hold a query of a run, as of ``observe``, where nothing else is to be done; whether that was so."""
+        run, still = self._run, self._still
+        if not isinstance(run, Run) or still is None or keys is not self._read:
+            return False
+        if still.waiting is None or still.waiting.sinks is not sinks:
+            return False
+        self._run, self._read, self.unseen = run.asked(queries, self.plan.most), None, ""
+        return True
+
     def observe(
         self,
         queries: mx.array,
@@ -302,16 +314,11 @@ class EvictingCache:
         mass = None if weights is None or queries.shape[2] > 1 else mx.mean(weights, axis=2)[:, :, 0]
         read, self._read = self._read, None
         run = self._run
-        if run is not None and self._still is not None:
-            waiting = self._still.waiting
-            plain = keys is read and mask is None and mass is None
-            if isinstance(run, Seat):
-                if plain and sinks is None and self.turn is not None:
-                    self._run, self.unseen = run.asked(queries), ""
-                    run.council.hear(self, self.tokens_seen, self.turn.count)
-                    return
-            elif plain and waiting is not None and waiting.sinks is sinks:
-                self._run, self.unseen = run.asked(queries, self.plan.most), ""
+        if run is not None:
+            plain = keys is read and mask is None and mass is None and sinks is None
+            if plain and isinstance(run, Seat) and self.turn is not None:
+                self._run, self.unseen = run.asked(queries), ""
+                run.council.hear(self, run.end, self.turn.count)
                 return
             if not self.unseen:
                 return
@@ -490,9 +497,9 @@ class EvictingCache:
 
     @property
     def tokens_seen(self) -> int:
-        if self._still is None:
-            return 0
-        return self._still.tokens_seen + (0 if self._run is None else self._run.added)
+        if self._run is not None:
+            return self._run.end
+        return 0 if self._still is None else self._still.tokens_seen
 
     @property
     def generated(self) -> int:

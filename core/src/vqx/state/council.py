@@ -33,6 +33,7 @@ class Seat(NamedTuple):
     keys: mx.array  # [B, H, capacity, D]
     values: mx.array  # [B, H, capacity, Dv]
     rows: int
+    end: int
     added: int
     held: Decision  # what says how the rows are
     scale: float
@@ -41,11 +42,11 @@ class Seat(NamedTuple):
 
     def exchanged(self, ahead: Decision, key: mx.array, value: mx.array) -> "Seat":
         """With the token, ``[B, H, 1, D]``, over the row that goes."""
-        council, place, keys, values, rows, added, _, scale, query, _ = self
+        council, place, keys, values, rows, end, added, _, scale, query, _ = self
         slot = ahead.slots[place]
         keys = mx.put_along_axis(keys, slot, key, axis=2)
         values = mx.put_along_axis(values, slot, value, axis=2)
-        return Seat(council, place, keys, values, rows, added + 1, ahead, scale, query, False)
+        return Seat(council, place, keys, values, rows, end + 1, added + 1, ahead, scale, query, False)
 
     def filled(self) -> tuple[mx.array, mx.array]:
         """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
@@ -55,21 +56,21 @@ class Seat(NamedTuple):
 
     def asked(self, queries: mx.array) -> "Seat":
         """With the query of its latest token."""
-        return Seat(*self[:8], queries, True)
+        return Seat(*self[:9], queries, True)
 
     def ended(self, layer: Layer) -> Layer:
         """The layer that it makes of the one before it, of which the buffers are its own."""
         batch, heads = self.keys.shape[:2]
         own = slice(self.place * batch, (self.place + 1) * batch)
         columns = {name: column[own] for name, column in self.held.columns.items()}
-        end, seen, waiting = layer.tokens_seen + self.added, layer.seen, None
+        seen, waiting = layer.seen, None
         if self.query is not None and self.shown:
-            waiting = Waiting((self.query,), end, self.scale, None)
+            waiting = Waiting((self.query,), self.end, self.scale, None)
         elif self.query is not None and seen is not None:
             seen = Seen(self.query.reshape(batch, heads, -1, 1, self.query.shape[3]), self.scale)
         return layer._replace(
             rows=Rows(self.keys, self.values, self.held.position[own], columns),
-            tokens_seen=end,
+            tokens_seen=self.end,
             generated=layer.generated + self.added,
             last=1,
             evicted=layer.evicted or self.added > 0,
@@ -235,8 +236,8 @@ class Council:
         for place, layer in enumerate(layers):
             rows, waiting = layer.rows, layer.waiting
             query, scale = (None, 1.0) if waiting is None else (waiting.queries[0], waiting.scale)
-            seat = Seat(self, place, rows.keys, rows.values, rows.length, 0, held, scale, query, True)
-            seats.append(seat)
+            counts = rows.length, layer.tokens_seen, 0
+            seats.append(Seat(self, place, rows.keys, rows.values, *counts, held, scale, query, True))
         for cache, seat in zip(caches, seats, strict=True):
             cache.seat = seat
         return seats

@@ -17,17 +17,18 @@ class Run(NamedTuple):
     keys: mx.array  # [B, H, capacity, D], as of Rows
     values: mx.array  # [B, H, capacity, Dv]
     rows: int  # filled
-    added: int = 0  # of them the run's own
-    shown: int = 0  # of these tokens those whose queries were seen
+    end: int  # the position of the next token
+    added: int = 0  # rows that are the run's own
+    shown: int = 0  # of their tokens those whose queries were seen
     queries: tuple[mx.array, ...] = ()  # [B, H * G, 1, D] each, of those that wait
 
     def longer(self, key: mx.array, value: mx.array) -> "Run":
         """With a token more, ``[B, H, 1, D]``."""
-        keys, values, rows, added, shown, queries = self
+        keys, values, rows, end, added, shown, queries = self
         keys, values = keys[...], values[...]  # the arrays given stay as they are; memory is written in place
         keys[:, :, rows : rows + 1] = key
         values[:, :, rows : rows + 1] = value
-        return Run(keys, values, rows + 1, added + 1, shown, queries)
+        return Run(keys, values, rows + 1, end + 1, added + 1, shown, queries)
 
     def filled(self) -> tuple[mx.array, mx.array]:
         """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
@@ -38,8 +39,8 @@ class Run(NamedTuple):
 
     def asked(self, queries: mx.array, most: int) -> "Run":
         """With the query of its latest token; the last ``most`` are held (0: all)."""
-        keys, values, rows, added, _, held = self
-        return Run(keys, values, rows, added, added, (*held, queries)[-most:])
+        keys, values, rows, end, added, _, held = self
+        return Run(keys, values, rows, end, added, added, (*held, queries)[-most:])
 
     def ended(self, layer: Layer) -> Layer:
         """The layer that it makes of the one before it, of which the buffers are its own."""
@@ -58,4 +59,4 @@ class Run(NamedTuple):
 def begun(layer: Layer) -> Run:
     """None of it so far."""
     rows, queries = layer.rows, () if layer.waiting is None else layer.waiting.queries
-    return Run(rows.keys, rows.values, rows.length, queries=queries)
+    return Run(rows.keys, rows.values, rows.length, layer.tokens_seen, queries=queries)

@@ -41,7 +41,8 @@ def scoring() -> Iterator[set[str]]:
 
         return called
 
-    names = ("step", "ranked", "exchange", "kept", "gained", "lowest", "highest")
+    alone = ("step", "ranked", "exchange", "kept", "gained", "lowest", "highest")
+    names = (*alone, "together", "kept_together")
     with patch.multiple(kernels, **{name: seen(name, getattr(kernels, name)) for name in names}):
         yield served
 
