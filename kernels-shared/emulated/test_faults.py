@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx_kernels import attention, bodies, probe, selection
+from vqx_kernels import attention, bodies, probe, selection, verify
 from vqx_kernels.attention import Asked, Rule
 from vqx_kernels.small import Guard
 from vqx_kernels.testing import Conditions, audited
@@ -103,13 +103,13 @@ FAULTS = {
     "one key too many": Fault("gpu.h", "int i = vqx_min(vqx_b + VQX_KEY, (last) - 1), vqx_once", "int i = vqx_b + VQX_KEY, vqx_once"),
     "one logit too many": Fault("gpu.h", "(VQX_LANE == 0 && vqx_b + VQX_KEY < (last))", "(VQX_LANE == 0)"),
     "one row too many": Fault("columns.vqx", "VQX_EACH(i, first, last)", "VQX_EACH(i, first, last + 1)"),
-    "a barrier for one lane alone": Fault("tops.vqx", "    VQX_ONCE {\n", "    VQX_ONCE {\n      VQX_BARRIER();\n"),
+    "a barrier for one lane alone": Fault("top.vqx", "    VQX_ONCE {\n", "    VQX_ONCE {\n      VQX_BARRIER();\n"),
     "a shuffle in a loop that ends early": Fault("gpu.h", "vqx_b += VQX_KEYS) \\\n", "vqx_b += VQX_KEYS) if (vqx_b + VQX_KEY < (last)) \\\n"),
     "threads that return early": Fault("tops.vqx", "  const int start", "  if (vqx_tid == 77u) return;\n  const int start"),
     "a pointer in no space": Fault("gpu.h", "VQX_FN float vqx_block_sum(float v, VQX_TG float*", "VQX_FN float vqx_block_sum(float v, float*"),
     "a pointer in the wrong space": Fault("gpu.h", "VQX_FN float vqx_block_max(float v, VQX_TG float*", "VQX_FN float vqx_block_max(float v, VQX_DEV float*"),
     "a small array as if it were large": Fault("columns.vqx", "  VQX_EACH(i, first", "  const VQX_DEV float* own = shares;\n  VQX_EACH(i, first"),
-    "a literal in double precision": Fault("tops.vqx", "1.0f / total", "1.0 / total"),
+    "a literal in double precision": Fault("top.vqx", "1.0f / total", "1.0 / total"),
     "scratch that nobody wrote": Fault("gpu.h", "for (int w = 1; w < VQX_WARPS; w++) v = v + scratch[w];\n  VQX_BARRIER();\n  return v;\n}\nVQX_FN float vqx_block_max", "for (int w = 1; w <= VQX_WARPS; w++) v = v + scratch[w];\n  VQX_BARRIER();\n  return v;\n}\nVQX_FN float vqx_block_max"),
     "the newest rows not protected": Fault("guard.vqx", " | (place > newest - sizes[3])", ""),
     "the first rows not protected": Fault("guard.vqx", "(place < sizes[2]) | ", ""),
@@ -118,16 +118,20 @@ FAULTS = {
     "NaN stays": Fault("guard.vqx", "score != score ? -INFINITY", "score != score ? INFINITY"),
     "the scale forgotten": Fault("logits.vqx", " * factors[0]", ""),
     "an input written to": Fault("columns.vqx", "METHOD", "((device float*)mass)[at] = 0.0f;\nMETHOD"),
-    "std:: in the text": Fault("tops.vqx", "1.0f / total", "1.0f / std::max(total, 0.0f)"),
+    "std:: in the text": Fault("top.vqx", "1.0f / total", "1.0f / std::max(total, 0.0f)"),
     "an attribute of Metal that was not declared": Fault("tops.vqx", "const int n = sizes[0];", "const int n = sizes[0] + 0 * int(simd_index);"),
-    "a product that feeds an addition": Fault("columns.vqx", "vqx_fma(e, tops[t + 1], each)", "each + e * tops[t + 1]"),
+    "a product that feeds an addition": Fault("fused.vqx", "vqx_fma(e, tops[t + 1], each)", "each + e * tops[t + 1]"),
     "later rows seen": Fault("attention.h", "> start + (s) \\\n", "> start + (s) + 1 \\\n"),
-    "sinks left out of the sum": Fault("tops.vqx", "if (SINKS) total", "if (false) total"),
+    "sinks left out of the sum": Fault("top.vqx", "if (SINKS) total", "if (false) total"),
     "bits of a score forgotten": Fault("survivors.vqx", "bit >= 0; bit--) {\n    const vqx_u32 wanted = (bar", "bit >= 8; bit--) {\n    const vqx_u32 wanted = (bar"),
     "a block count that starts at one": Fault("gpu.h", "vqx_u32 dst = 0u;", "vqx_u32 dst = 1u;"),
     "the oldest of equals stay": Fault("survivors.vqx", "vqx_u32(position[row + i]) >= place", "vqx_u32(position[row + i]) <= place"),
+    "a token looked at before it is there": Fault("replayed.vqx", "    VQX_BARRIER_ALL();\n    const bool full", "    const bool full"),
+    "a row that goes and is counted": Fault("replayed.vqx", "rows = rows + (gone < 0 ? 1 : 0);", "rows = rows + 1;"),
+    "the last that goes stays": Fault("replayed.vqx", "position[own + gone] = 0x7fffffff", "position[own + gone] = 0"),
+    "each token's query is the one before it": Fault("replayed.vqx", "token + 1 - S + q % S", "token - S + q % S"),
 }  # fmt: skip
-
+OF_TOKENS = {name for name, fault in FAULTS.items() if fault.file == "replayed.vqx"}
 
 OF_CHOICES = {
     "equals far apart: a thread keeps its last", "bits of a score forgotten", "the oldest of equals stay",
@@ -158,7 +162,7 @@ def _composed_anew() -> Iterator[None]:
     bodies.compose.cache_clear()
 
 
-@pytest.mark.parametrize("work", [steps, choices])
+@pytest.mark.parametrize("work", [steps, choices, verify.replayed])
 def test_nothing_is_found_in_the_kernels_as_they_are(work: Work) -> None:
     right(work)
     assert not caught(work)
@@ -166,7 +170,7 @@ def test_nothing_is_found_in_the_kernels_as_they_are(work: Work) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = choices if name in OF_CHOICES else steps
+    work = verify.replayed if name in OF_TOKENS else choices if name in OF_CHOICES else steps
     right(work)
     planted(monkeypatch, FAULTS[name])
     assert caught(work)
