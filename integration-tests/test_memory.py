@@ -120,10 +120,12 @@ def test_the_peak_is_foretold(method: str, sequences: int, make_llama: Any, coun
     beside = held_since(told.weights)
     peaks = []
     for first, last in ((0, 128), (128, 256), *((at, at + 1) for at in range(256, 260))):
+        mx.synchronize()  # what the forward before held is let go of a moment after its results are there
         mx.reset_peak_memory()
         logits = model(text[:, first:last], cache=caches)
         mx.eval([cache.state for cache in caches], logits[:, -1:] if last - first == 1 else [])
         peaks.append(mx.get_peak_memory() - beside)
+        del logits  # of a prompt nobody asks for them, and their graph would hold what they are made of
     for said, found in ((told.prompt, max(peaks[:2])), (told.decode, max(peaks[2:]))):
         assert 0.95 < said / found < 1.2  # on a busy machine MLX runs less far ahead, and holds less
 
@@ -145,7 +147,7 @@ def test_a_gpu_is_at_most_so_many_operations_behind(monkeypatch: pytest.MonkeyPa
     graph = memory.traced(chain, [x, x])
     pairs = memory.TASKS * 50
     for moved, least, most in ((0.0, pairs, pairs + 100), (1e9, 50, 250)):
-        monkeypatch.setattr(memory, "pace", lambda speed=moved: memory.Pace(100, 1e9, 1, 1, 0, 1e12, speed))
+        monkeypatch.setattr(memory, "pace", lambda speed=moved: memory.Pace(100, 1e9, 1, 0, 1e12, speed))
         assert least <= memory.peak(graph, held=2) / x.nbytes <= most
 
 

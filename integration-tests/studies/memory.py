@@ -32,6 +32,7 @@ def measured(model: Any, fresh: Any, prompt: int, tokens: int, sequences: int, c
         model(text[:, first : min(first + chunk, prompt - 1)], cache=caches)
         mx.eval([cache.state for cache in caches])
     peaks.append(mx.get_peak_memory())
+    mx.synchronize()  # what the prompt held is let go of a moment after its results are there
     mx.reset_peak_memory()
     token, before = text[:, -1:], None
     for _ in range(tokens):
