@@ -182,7 +182,7 @@ class Plan(NamedTuple):
     def takes_mass(self, layer: Layer) -> bool:
         """Whether all that the scorer asks of the token generated last is what attention gave to each row."""
         scorer = self.method.scorer
-        if scorer.note is not None or layer.heads > 1 or layer.each is not None:
+        if layer.heads > 1 or layer.each is not None:
             return False
         return scorer.decay is not None or (scorer.observe is None and scorer.window == 1 and self.due(layer))
 

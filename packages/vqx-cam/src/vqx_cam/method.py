@@ -58,7 +58,9 @@ def cam(config: CamConfig, layer: LayerInfo, method: Method) -> Method:
         return {**stats, **others, "attention": gathered}
 
     merge = functools.partial(merged, keep=method.budget, targets=config.merge_budget)
-    return method._replace(scorer=base._replace(init=init, observe=observe), merge=merge)
+    plain = itself and (base.observe is None or base.decay == 1.0)
+    scorer = base._replace(init=init, observe=observe, decay=1.0 if plain else None)
+    return method._replace(scorer=scorer, merge=merge)
 
 
 def wrap(config: CamConfig, layers: Sequence[LayerInfo], methods: Sequence[Method]) -> list[Method]:

@@ -50,7 +50,8 @@ def fusion(config: FusionConfig, *, itself: bool) -> Method:
     guards = Method(attended, config.budget, config.n_sink, config.recent or 0)
     chosen = round(config.local * (config.budget - config.n_sink - guards.recent))
     score = _first_then(attended.score, beyond.score, guards, chosen)
-    return guards._replace(scorer=beyond._replace(score=score, init=attended.init, observe=attended.observe))
+    gathers = beyond._replace(init=attended.init, observe=attended.observe, decay=attended.decay)
+    return guards._replace(scorer=gathers._replace(score=score))
 
 
 def _first_then(

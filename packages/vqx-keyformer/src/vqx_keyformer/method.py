@@ -94,8 +94,8 @@ def key_tokens(config: KeyformerConfig, layer: LayerInfo) -> Scorer:
         return {**stats, "mass": stats["mass"] + gained}
 
     if config.redraw:
-        return mass._replace(observe=observe, anew=True)
-    noisy = mass._replace(init=init, observe=observe)
+        return mass._replace(observe=observe, decay=None, anew=True)
+    noisy = mass._replace(init=init, observe=observe, decay=None)
     return noisy.with_kernel(LOGIT, lambda _, generated, __: (config.temperature(generated),), itself=itself)
 
 
