@@ -1,13 +1,17 @@
 """Caches full of random rows, made without a forward of the model: a step takes as long whatever they say."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from vqx import EvictingCache
 from vqx.host.caches import own_caches
 from vqx.host.queries import queries_of
 
 CHUNK = 2048
+HEEDED = 64
+"""Tokens at the end of a text whose queries scorers see."""
 
 
 class Sizes(NamedTuple):
@@ -61,13 +65,31 @@ def drawn(size: Sizes, batch: int, length: int, seed: int = 0) -> Rows:
 
 
 def fill(caches: Sequence[Any], sizes: Sequence[Sizes], batch: int, tokens: int) -> None:
-    """Let caches read a prompt of random rows, in mlx-lm's chunks."""
-    for number, first in enumerate(range(0, tokens, CHUNK)):
-        length = min(CHUNK, tokens - first)
+    """Let caches read a prompt of random rows, in mlx-lm's chunks.
+
+    Scorers see the queries of its end alone: of all, they would take longer than what is timed.
+    """
+    before = max(tokens - HEEDED, 0)
+    chunks = [min(CHUNK, before - first) for first in range(0, before, CHUNK)]
+    for number, length in enumerate([*chunks, tokens - before]):
         rows = {size: drawn(size, batch, length, number) for size in set(sizes)}
         for cache, size in zip(caches, sizes, strict=True):
-            update(cache, rows[size])
+            with nullcontext() if number == len(chunks) else _unheeded(cache):
+                update(cache, rows[size])
         mx.eval([cache.state for cache in caches])
+
+
+@contextmanager
+def _unheeded(cache: Any) -> Iterator[None]:
+    """No statistics are kept of what a cache reads within."""
+    if not isinstance(cache, EvictingCache):
+        yield
+        return
+    plan = cache.plan
+    scorer = plan.method.scorer._replace(observe=None)
+    cache.plan = plan._replace(method=plan.method._replace(scorer=scorer))
+    yield
+    cache.plan = plan
 
 
 def update(cache: Any, rows: Rows) -> tuple[mx.array, mx.array]:
