@@ -100,7 +100,7 @@ class Arrivals(NamedTuple):
 
     def full(self, value: float) -> npt.NDArray[np.float32]:
         """One value for every new row, ``[B, H, S]``."""
-        return np.full((self.batch, self.heads, self.length), value, np.float32)
+        return np.broadcast_to(np.float32(value), (self.batch, self.heads, self.length))
 
 
 class Held(NamedTuple):
@@ -254,7 +254,8 @@ def accumulated(*, decay: float = 1.0, itself: bool = True, per_sighting: bool =
     def observe(stats: Mapping[str, Any], attention: Attention) -> Mapping[str, Any]:
         gained = attention.mass(decay=decay, itself=itself)
         counted = {"seen": stats["seen"] + attention.sightings(itself=itself)} if per_sighting else {}
-        return {**stats, "mass": stats["mass"] * decay**attention.length + gained, **counted}
+        kept = stats["mass"] if decay == 1.0 else stats["mass"] * decay**attention.length
+        return {**stats, "mass": kept + gained, **counted}
 
     def score(held: Held) -> Any:
         if not per_sighting:

@@ -101,7 +101,7 @@ class Block(NamedTuple):
 
     def sightings(self, *, itself: bool = True) -> mx.array:
         first = self.position if itself else mx.where(self.position == 0, 0, self.position + 1)
-        seen = self.length - mx.maximum(first - self.start, 0)
+        seen = mx.minimum(self.start + self.length - first, self.length)
         return seen.astype(mx.float32)
 
     def weights(self, *, old: int = 0, fuse_logits: Fused | None = None, causal: bool = True) -> mx.array:

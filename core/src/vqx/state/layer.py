@@ -345,10 +345,17 @@ def begun(plan: Plan, keys: mx.array, values: mx.array, start: int) -> Rows:
 def columns_of(plan: Plan, keys: mx.array, values: mx.array, start: Any) -> dict[str, mx.array]:
     """What rows start with, ``[B, H, S]`` each; ``start`` as of ``vqx.Arrivals``."""
     columns = plan.method.scorer.init(Arrivals(keys, values, start))
-    held = {name: mx.array(column) for name, column in columns.items()}
+    held = {name: _alike(column) for name, column in columns.items()}
     if plan.compact:
         held[STEPS] = mx.zeros(keys.shape[:3], mx.int32)
     return held
+
+
+def _alike(column: Any) -> mx.array:
+    """A column; of one value for all rows nothing is copied."""
+    if isinstance(column, np.ndarray) and column.size > 1 and not any(column.strides):
+        return mx.full(column.shape, float(column.flat[0]), mx.float32)
+    return mx.array(column)
 
 
 def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]:
@@ -368,6 +375,9 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
     if not plan.due(layer):
         return layer, None
     held = held_of(plan, layer)
+    dropped = _dropped(plan, layer, held, room)
+    if dropped is not None:
+        return dropped, None
     protected = eviction.safe(method, held.position, held.newest)
     layer, score = _together(plan, layer, held, eviction.guarded(scored(method, held), protected))
     if plan.across is not None and method.floor is not None:
@@ -382,11 +392,6 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
         return layer._replace(rows=closed_up_over(rows, slot) if plan.compact else rows), slot
     keep = method.budget * heads
     few = in_place(plan, layer, room)
-    if heads == 1 and method.merge is None and not plan.compact and not few:
-        known = kernels.kept(None, score, rows.position, rows.columns, keep, in_place=False)
-        if known is not None:
-            seen = None if layer.seen is None else layer.seen.kept(known.slots)
-            return layer._replace(rows=pick(rows, known.slots, room, known), seen=seen), None
     stay = kernels.highest(score, age, keep)
     stay = top(score, age, keep) if stay is None else stay
     rows = _merged(plan, held, rows, ~stay)
@@ -396,6 +401,29 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
     slots = eviction.survivors(stay, age, keep)
     seen = None if layer.seen is None else layer.seen.kept(slots)
     return layer._replace(rows=pick(rows, slots, room * heads), seen=seen), None
+
+
+def _dropped(plan: Plan, layer: Layer, held: Held, room: int) -> Layer | None:
+    """The layer after a cut by kernels that guard, choose and carry along; None: none serves it."""
+    method, rows = plan.method, layer.rows
+    shared = layer.heads > 1 or method.floor is not None or layer.each is not None
+    if shared or method.merge is not None or plan.compact or kernels.target() == "reference":
+        return None
+    if in_place(plan, layer, room) or (layer.size == method.budget + 1 and room == 1):
+        return None
+    known = kernels.kept(
+        method,
+        scored(method, held),
+        rows.position,
+        rows.columns,
+        method.budget,
+        end=layer.end,
+        in_place=False,
+    )
+    if known is None:
+        return None
+    seen = None if layer.seen is None else layer.seen.kept(known.slots)
+    return layer._replace(rows=pick(rows, known.slots, room, known), seen=seen, evicted=True)
 
 
 def in_place(plan: Plan, layer: Layer, room: int) -> bool:
