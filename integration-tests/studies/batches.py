@@ -1,6 +1,6 @@
 """Every model file of mlx-lm in batches: log-probabilities and kept rows beside those of single sequences.
 
-    uv run python integration-tests/studies/batches.py [METHOD]
+    uv run python integration-tests/studies/batches.py [METHOD[:OPTION=VALUE]]
 
 Four prompts join a BatchGenerator, one of them late, with tiny random models; mlx-lm's own caches go through
 the same, since where its own batches differ from single sequences ours cannot agree. About five minutes.
@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
+from vqx.settings import settings
 from vqx.testing import remaining
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -80,18 +81,23 @@ def told(model: Any, fresh: Callable[[], list[Any]]) -> str:
 
 def main(method: str) -> None:
     warnings.simplefilter("ignore")
-    for name in model_files():
+    (name, options), *_ = settings([method])
+
+    def fresh(model: Any) -> list[Any]:
+        return vqx.make_cache(model, name, budget=BUDGET, **options)
+
+    for file in model_files():
         try:
-            model = tiny_model(name)
+            model = tiny_model(file)
             if model is None:
                 continue
-            vqx.make_cache(model, method, budget=BUDGET)
+            fresh(model)
         except Exception as error:
-            print(f"{name:24} not tried: {str(error)[:90]}", flush=True)
+            print(f"{file:24} not tried: {str(error)[:90]}", flush=True)
             continue
         own = told(model, lambda: make_prompt_cache(model))  # noqa: B023
-        ours = told(model, lambda: vqx.make_cache(model, method, budget=BUDGET))  # noqa: B023
-        print(f"{name:24} mlx-lm: {own:28} {method}: {ours}", flush=True)
+        ours = told(model, lambda: fresh(model))  # noqa: B023
+        print(f"{file:24} mlx-lm: {own:28} {method}: {ours}", flush=True)
 
 
 if __name__ == "__main__":

@@ -236,15 +236,17 @@ class EvictingBatch:
             mask = self._alike(mask, length)
             tiles: list[tuple[int, int, Any]] = self._one.masks(mask, query_heads, length)
             return tiles
-        rows, own = self._rows(), self._own()
-        if in_lanes(self._parts) > 1:
-            if self._together:
-                return masks.of_lane(self._any(), rows, query_heads)
-            return [*masks.of_lanes(self._parts, own, self.tokens_seen, length, query_heads)]
-        if not (isinstance(mask, mx.array) and mask.dtype != mx.bool_):
-            skip = [skip for skip, _ in own]
-            mask = joined.padding(rows) if self._together else masks.causal(rows, skip, length)
-        return [(0, length, mask)]
+        apart = in_lanes(self._parts) == 1
+        if apart and isinstance(mask, mx.array) and mask.dtype != mx.bool_:
+            return [(0, length, mask)]
+        rows = self._rows()
+        if self._together:
+            whole = [(0, length, joined.padding(rows))]
+            return whole if apart else masks.of_lane(self._any(), rows, query_heads)
+        own = self._own()
+        if apart:
+            return [(0, length, masks.causal(rows, [skip for skip, _ in own], length))]
+        return [*masks.of_lanes(self._parts, own, self.tokens_seen, length, query_heads)]
 
     def _alike(self, mask: Any, length: int) -> Any:
         """The mask while the sequences have one history: where the host's is another layer's, they differ."""
