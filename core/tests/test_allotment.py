@@ -15,6 +15,7 @@ from mlx_lm.models.cache import KVCache
 from vqx import EvictingCache, Method, Options, Scorer
 from vqx.host.layers import attention_of
 from vqx.host.residuals import watch_residuals
+from vqx.host.watching import watch_attention
 from vqx.scorers import Share
 from vqx.state.allotment import Allotment
 from vqx.state.turn import Turn
@@ -34,10 +35,14 @@ def model(tiny_llama: Callable[..., nn.Module]) -> nn.Module:
 
 @pytest.fixture
 def caches() -> Caches:
-    def make(asked: list[list[float]], **options: Any) -> list[EvictingCache]:
+    def make(
+        asked: list[list[float]],
+        chosen: Callable[[list[float]], list[int]] = lambda similar: BUDGETS,
+        **options: Any,
+    ) -> list[EvictingCache]:
         def budgets(similar: Sequence[float]) -> list[int]:
             asked.append([*similar])
-            return BUDGETS
+            return chosen(asked[-1])
 
         share = Share(6, budgets, lambda index, rows: Method(NEWEST, rows, 1))
         together = Allotment(share, range(3))
@@ -113,6 +118,42 @@ def test_two_lists_of_caches_decide_apart(model: nn.Module, caches: Caches) -> N
             model(tokens(40)[:, shift + first : shift + last], cache=held)
     assert len(asked) == 2
     assert asked[0] != asked[1]
+
+
+@pytest.mark.parametrize("lengths", [(14, 14), (14, 3), (2, 3)], ids=str)
+def test_sequences_of_a_batch_are_measured_and_decided_as_alone(
+    lengths: tuple[int, int], model: nn.Module, caches: Caches
+) -> None:
+    """Layer 1 has one budget in both texts, and goes on as one cache beside layers whose rows differ."""
+    ways, seen, texts, longest = ([6, 12, 9], [9, 12, 6]), [], tokens(40), max(lengths)
+    watch_attention(model)
+    singles = []
+    for number, (way, length) in enumerate(zip(ways, lengths, strict=True)):
+        asked: list[list[float]] = []
+        held, text = caches(asked, lambda similar, way=way: way), texts[number : number + 1]
+        parts = [text[:, :length], *(text[:, at : at + 1] for at in range(longest, 38)), text[:, 38:]]
+        singles.append((held, mx.concatenate([model(part, cache=held) for part in parts][1:], axis=1)))
+        seen.append(*asked)
+
+    def as_alone(similar: list[float]) -> list[int]:
+        (same,) = [number for number, one in enumerate(seen) if np.allclose(one, similar, rtol=1e-5)]
+        return ways[same]
+
+    asked = []
+    lists = [caches(asked, as_alone) for _ in ways]
+    batch = [layer[0].merge([*layer]) for layer in zip(*lists, strict=True)]
+    for cache in batch:
+        cache.prepare(lengths=lengths, right_padding=[longest - length for length in lengths])
+    model(texts[:, :longest], cache=batch)
+    for cache in batch:
+        cache.finalize()
+    parts = [*(texts[:, at : at + 1] for at in range(longest, 38)), texts[:, 38:]]
+    together = mx.concatenate([model(part, cache=batch) for part in parts], axis=1)
+    for number, (held, logits) in enumerate(singles):
+        assert mx.allclose(together[number], logits[0], rtol=0, atol=1e-4).item()
+        rows = [cache.tokens_kept for cache in held]
+        assert [cache.tokens_kept[number] for cache in batch] == rows == ways[number]
+    assert len(asked) == 2
 
 
 def test_a_layer_that_was_not_seen_is_missed(tiny_llama: Callable[..., nn.Module], caches: Caches) -> None:

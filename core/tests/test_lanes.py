@@ -83,6 +83,21 @@ def test_sequences_of_a_batch_do_not_see_each_other(stream: Feed, feed: Feed) ->
         assert pooled(alone) == [pooled(together)[row]]
 
 
+def test_in_a_batch_a_query_sees_its_own_sequence_and_padding_something(stream: Feed, feed: Feed) -> None:
+    tokens = stream(40, batch=2)
+    method = Method(accumulated(), 9, 1, 2, floor=0.0)
+    caches = [EvictingCache(method, MODEL) for _ in range(2)]
+    feed(caches[0], type(tokens)(*(array[:1] for array in tokens)), [20, 1, 1])
+    batch = caches[0].merge(caches)
+    batch.prepare(lengths=[3, 0], right_padding=[0, 3])
+    now = [array[..., 22:25, :] for array in tokens]
+    keys, _ = batch.update_and_fetch(*now[1:])
+    ((first, last, mask),) = batch.masks(None, 4, 3)
+    assert (first, last, mask.shape) == (0, 3, (2, 4, 3, keys.shape[2]))
+    assert mx.all(mx.any(mask, axis=-1)).item()  # a query that sees nothing would be NaN
+    assert mask[0].sum(axis=-1).sum(axis=0).tolist() == [2 * 2 * (9 + n) for n in (1, 2, 3)]
+
+
 def test_heads_that_share_a_budget_over_processes_have_no_batches() -> None:
     cache = EvictingCache(Method(LATEST, 10, 1, floor=0.2), MODEL, across=Processes(None))
     with pytest.raises(AttributeError, match="no batches, since processes share the heads of a layer"):
