@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from vqx import EvictingCache, Method, Options, Scorer, accumulated, kernels
+from vqx.state import cuts
 from vqx.state.turn import Turn
 from vqx_kernels import probe
 
@@ -145,6 +146,23 @@ def test_a_score_that_asks_for_more_has_every_layer_decide_alone(
         found.append(held(made))
     assert len(loops) <= 1
     assert not any(loops)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("most", "layers"), [(2000, {3}), (1000, {2}), (500, set())])
+def test_a_cut_holds_no_more_logits_than_it_may(
+    most: int, layers: set[int], loops: list[Any], stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer's are 4 heads times 6 queries times 22 rows, 528; so many layers go to one launch."""
+    monkeypatch.setattr(cuts, "AT_ONCE", most)
+    text, found = [stream(70, seed=number) for number in range(LAYERS)], []
+    for together in (True, False):
+        made = caches(SCORERS["lines of its own"], together=together, interval=6)
+        for length in (20, *[1] * 25):
+            forward(made, text, length)
+        found.append(held(made))
+    assert {kept.slots.shape[0] for kept in loops} == layers
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 

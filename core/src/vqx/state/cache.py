@@ -16,7 +16,6 @@ from vqx.state import lanes
 from vqx.state.allotment import UNSEEN, Allotment, Change, changing, cosines
 from vqx.state.attention import Known
 from vqx.state.batch import EvictingBatch
-from vqx.state.council import Seat, seated
 from vqx.state.exchange import decided, exchanged
 from vqx.state.layer import (
     Ahead,
@@ -38,6 +37,7 @@ from vqx.state.processes import Processes
 from vqx.state.rows import without_buffers
 from vqx.state.run import Run, begun
 from vqx.state.saved import Recipe, Saved, layer_of, parts, written
+from vqx.state.seats import Seat, seated
 from vqx.state.shown import check, unusable
 from vqx.state.turn import Turn
 

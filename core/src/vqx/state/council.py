@@ -4,81 +4,16 @@ To ask a GPU for a launch takes its host longer than the GPU works on it, and a 
 layer. Layers that differ, and devices without such kernels, go by ``vqx.state.exchange``, which this equals.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from vqx import kernels
-from vqx.scorers import Arrivals, Scorer
+from vqx.state.cuts import cut, groups
 from vqx.state.exchange import decided
-from vqx.state.layer import Ahead, Layer, Plan, Seen, Waiting, in_place
-from vqx.state.rows import Rows, apart
-
-
-class Decision(NamedTuple):
-    """Where the next token of every layer goes, and the rows once it stands there."""
-
-    position: mx.array  # [L * B, H, n]
-    columns: Mapping[str, mx.array]  # each [L * B, H, n]
-    slots: Sequence[mx.array] = ()  # L arrays [B, H, 1, 1]; none where the rows are as they came
-    end: int = -1  # the token's position
-
-
-class Seat(NamedTuple):
-    """One layer while its council decides: what was added to the layer before, as of ``vqx.state.run``."""
-
-    council: "Council"
-    place: int
-    keys: mx.array  # [B, H, capacity, D]
-    values: mx.array  # [B, H, capacity, Dv]
-    rows: int
-    end: int
-    added: int
-    held: Decision  # what says how the rows are
-    scale: float
-    query: mx.array | None  # [B, H * G, 1, D], the latest one shown
-    shown: bool  # it is the latest token's
-
-    def exchanged(self, ahead: Decision, key: mx.array, value: mx.array) -> "Seat":
-        """With the token, ``[B, H, 1, D]``, over the row that goes."""
-        council, place, keys, values, rows, end, added, _, scale, query, _ = self
-        slot = ahead.slots[place]
-        keys = mx.put_along_axis(keys, slot, key, axis=2)
-        values = mx.put_along_axis(values, slot, value, axis=2)
-        return Seat(council, place, keys, values, rows, end + 1, added + 1, ahead, scale, query, False)
-
-    def filled(self) -> tuple[mx.array, mx.array]:
-        """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
-        if self.rows == self.keys.shape[2]:
-            return self.keys, self.values
-        return self.keys[:, :, : self.rows], self.values[:, :, : self.rows]
-
-    def asked(self, queries: mx.array) -> "Seat":
-        """With the query of its latest token."""
-        return Seat(*self[:9], queries, True)
-
-    def ended(self, layer: Layer) -> Layer:
-        """The layer that it makes of the one before it, of which the buffers are its own."""
-        batch, heads = self.keys.shape[:2]
-        own = slice(self.place * batch, (self.place + 1) * batch)
-        columns = {name: column[own] for name, column in self.held.columns.items()}
-        seen, waiting = layer.seen, None
-        if self.query is not None and self.shown:
-            waiting = Waiting((self.query,), self.end, self.scale, None)
-        elif self.query is not None and seen is not None:
-            seen = Seen(self.query.reshape(batch, heads, -1, 1, self.query.shape[3]), self.scale)
-        return layer._replace(
-            rows=Rows(self.keys, self.values, self.held.position[own], columns),
-            tokens_seen=self.end,
-            generated=layer.generated + self.added,
-            last=1,
-            evicted=layer.evicted or self.added > 0,
-            seen=seen,
-            waiting=waiting,
-            ahead=None,
-            written=None,
-        )
+from vqx.state.layer import Layer, Plan, in_place
+from vqx.state.seats import Decision, Seat
 
 
 class Council:
@@ -172,49 +107,19 @@ class Council:
         layers, plan = [cache.as_it_is for cache in caches], caches[0].plan
         if not self._alike(caches, layers):
             return False
-        dressed = _dressed(plan.method.scorer, layers)
-        first, asks, keep = layers[0], plan.method.scorer.reads_queries, plan.method.budget
-        waiting = first.waiting
-        queries = [_joined(layer.waiting.queries) for layer in layers] if asks else []
-        count = queries[0].shape[2] if queries else 1
-        stay = (
-            None
-            if dressed is None
-            else kernels.kept_together(
-                plan.method,
-                dressed.columns,
-                kernels.Layers(
-                    queries,
-                    [layer.rows.keys for layer in layers],
-                    dressed.position,
-                    end - count,
-                    1.0 if waiting is None else waiting.scale,
-                    max(first.generated - count, 0),
-                ),
-                keep,
-            )
-        )
-        if stay is None:
-            self._apart = True
+        size = -(-len(layers) // groups(layers))
+        if size < 2:
             return False
-        number, n = len(layers), first.rows.length
-        slots, position = mx.split(stay.slots, number), mx.split(stay.position, number)
-        columns = {name: mx.split(column, number) for name, column in stay.columns.items()}
-        self.loose = [stay.slots, stay.position, *stay.columns.values()]
-        for place, (cache, layer) in enumerate(zip(caches, layers, strict=True)):
-            rows = layer.rows
-            late = [apart(buffer, keep, n) for buffer in (rows.keys, rows.values)]
-            left = layer._replace(waiting=None)
-            if asks and plan.method.scorer.window:
-                latest = queries[place][:, :, -1:]
-                batch, heads = rows.keys.shape[:2]
-                left = left._replace(
-                    seen=Seen(latest.reshape(batch, heads, -1, 1, latest.shape[3]), layer.waiting.scale)
-                )
-            own = {name: column[place] for name, column in columns.items()}
-            what = kernels.Kept(slots[place], position[place], own)
-            cache.foresee(Ahead(left, what, late))
-            self.loose += late
+        for first in range(0, len(layers), size):
+            some = layers[first : first + size]
+            found = cut(plan, some, end) if len(some) > 1 else [decided(plan, some[0])]
+            if found is None:
+                self._apart = True
+                return False
+            for cache, ahead in zip(caches[first:], found, strict=False):
+                if ahead is not None:
+                    cache.foresee(ahead)
+                    self.loose += ahead.carried
         return True
 
     def _alike(self, caches: Sequence[Any], layers: Sequence[Layer]) -> bool:
@@ -241,44 +146,6 @@ class Council:
         for cache, seat in zip(caches, seats, strict=True):
             cache.seat = seat
         return seats
-
-
-def seated(layer: Layer) -> Layer:
-    """What a cache holds of a layer that has a seat: its counts."""
-    return layer._replace(rows=Rows(_NOTHING, _NOTHING, _NOTHING, {}), waiting=None, ahead=None, written=None)
-
-
-_NOTHING = mx.zeros((0,))
-
-
-class _Shaped(NamedTuple):
-    """What is known of rows that nobody has put side by side."""
-
-    shape: tuple[int, ...]
-
-
-def _joined(queries: Sequence[mx.array]) -> mx.array:
-    return queries[0] if len(queries) == 1 else mx.concatenate([*queries], axis=2)
-
-
-def _dressed(scorer: Scorer, layers: Sequence[Layer]) -> Decision | None:
-    """Positions and statistics of all rows, the bare ones among them; None: these take rows to tell."""
-    rows, start = layers[0].rows, layers[0].tokens_seen - layers[0].rows.bare
-    batch, heads, _ = shape = (len(layers) * rows.position.shape[0], *rows.position.shape[1:])
-    position = mx.concatenate([layer.rows.position for layer in layers])
-    columns = {name: mx.concatenate([layer.rows.columns[name] for layer in layers]) for name in rows.columns}
-    if not rows.bare:
-        return Decision(position, columns)
-    like = _Shaped((batch, heads, rows.bare, rows.keys.shape[3]))
-    try:
-        late = scorer.init(Arrivals(like, like, start))
-    except AttributeError:
-        return None
-    if any(column.shape != (*shape[:2], rows.bare) for column in late.values()):
-        return None
-    new = mx.broadcast_to(mx.arange(start, start + rows.bare, dtype=mx.int32), (batch, heads, rows.bare))
-    columns = {k: mx.concatenate([c, mx.array(late[k])], axis=2) for k, c in columns.items()}
-    return Decision(mx.concatenate([position, new], axis=2), columns)
 
 
 def _shape(layer: Layer) -> Any:

@@ -1,0 +1,100 @@
+"""Cuts after an interval, of several layers at once: which rows stay, and where they go.
+
+A layer goes on by itself then, as it does from a cut of its own (``vqx.state.exchange``).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from vqx import kernels
+from vqx.scorers import Arrivals, Scorer
+from vqx.state.layer import Ahead, Layer, Plan, Seen
+from vqx.state.rows import apart
+from vqx.state.seats import Decision
+
+AT_ONCE = 2**25
+"""Logits of one launch, in numbers (128 MiB of float32)."""
+
+
+def groups(layers: Sequence[Layer]) -> int:
+    """Launches that layers made alike go to, so that none holds more logits than ``AT_ONCE``."""
+    rows, waiting = layers[0].rows, layers[0].waiting
+    if waiting is None:
+        return 1
+    batch, heads, *_ = waiting.queries[0].shape
+    each: int = batch * heads * len(waiting.queries) * rows.length
+    return -(-len(layers) * each // AT_ONCE)
+
+
+def cut(plan: Plan, layers: Sequence[Layer], end: int) -> list[Ahead] | None:
+    """What is decided for each of several layers made alike, before the token at ``end``.
+
+    None: no kernel serves the method so.
+    """
+    first, scorer, keep = layers[0], plan.method.scorer, plan.method.budget
+    dressed = _dressed(scorer, layers)
+    if dressed is None:
+        return None
+    waits = [layer.waiting for layer in layers if layer.waiting is not None and scorer.reads_queries]
+    queries = [_joined(waiting.queries) for waiting in waits]
+    count, number, n = queries[0].shape[2] if queries else 1, len(layers), first.rows.length
+    stay = kernels.kept_together(
+        plan.method,
+        dressed.columns,
+        kernels.Layers(
+            queries,
+            [layer.rows.keys for layer in layers],
+            dressed.position,
+            end - count,
+            waits[0].scale if waits else 1.0,
+            max(first.generated - count, 0),
+        ),
+        keep,
+    )
+    if stay is None:
+        return None
+    slots, position = mx.split(stay.slots, number), mx.split(stay.position, number)
+    columns = {name: mx.split(column, number) for name, column in stay.columns.items()}
+    found = []
+    for place, layer in enumerate(layers):
+        left, rows = layer._replace(waiting=None), layer.rows
+        if waits and scorer.window:
+            batch, heads = rows.keys.shape[:2]
+            latest = queries[place][:, :, -1:].reshape(batch, heads, -1, 1, queries[place].shape[3])
+            left = left._replace(seen=Seen(latest, waits[place].scale))
+        own = {name: column[place] for name, column in columns.items()}
+        late = [apart(buffer, keep, n) for buffer in (rows.keys, rows.values)]
+        found.append(Ahead(left, kernels.Kept(slots[place], position[place], own), late))
+    return found
+
+
+class _Shaped(NamedTuple):
+    """What is known of rows that nobody has put side by side."""
+
+    shape: tuple[int, ...]
+
+
+def _joined(queries: Sequence[mx.array]) -> mx.array:
+    return queries[0] if len(queries) == 1 else mx.concatenate([*queries], axis=2)
+
+
+def _dressed(scorer: Scorer, layers: Sequence[Layer]) -> Decision | None:
+    """Positions and statistics of all rows, the bare ones among them; None: these take rows to tell."""
+    rows, start = layers[0].rows, layers[0].tokens_seen - layers[0].rows.bare
+    batch, heads, _ = shape = (len(layers) * rows.position.shape[0], *rows.position.shape[1:])
+    position = mx.concatenate([layer.rows.position for layer in layers])
+    columns = {name: mx.concatenate([layer.rows.columns[name] for layer in layers]) for name in rows.columns}
+    if not rows.bare:
+        return Decision(position, columns)
+    like = _Shaped((batch, heads, rows.bare, rows.keys.shape[3]))
+    try:
+        late = scorer.init(Arrivals(like, like, start))
+    except AttributeError:
+        return None
+    if any(column.shape != (*shape[:2], rows.bare) for column in late.values()):
+        return None
+    new = mx.broadcast_to(mx.arange(start, start + rows.bare, dtype=mx.int32), (batch, heads, rows.bare))
+    columns = {k: mx.concatenate([c, mx.array(late[k])], axis=2) for k, c in columns.items()}
+    return Decision(mx.concatenate([position, new], axis=2), columns)

@@ -1,0 +1,85 @@
+"""What one launch decided for the next token of several layers, and a layer while it is decided for so.
+
+The layers' positions and statistics stand in arrays that all of them share.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from vqx.state.layer import Layer, Seen, Waiting
+from vqx.state.rows import Rows
+
+
+class Decision(NamedTuple):
+    """Where the next token of every layer goes, and the rows once it stands there."""
+
+    position: mx.array  # [L * B, H, n]
+    columns: Mapping[str, mx.array]  # each [L * B, H, n]
+    slots: Sequence[mx.array] = ()  # L arrays [B, H, 1, 1]; none where the rows are as they came
+    end: int = -1  # the token's position
+
+
+class Seat(NamedTuple):
+    """One layer while its council decides: what was added to the layer before, as of ``vqx.state.run``."""
+
+    council: Any
+    place: int
+    keys: mx.array  # [B, H, capacity, D]
+    values: mx.array  # [B, H, capacity, Dv]
+    rows: int
+    end: int
+    added: int
+    held: Decision  # what says how the rows are
+    scale: float
+    query: mx.array | None  # [B, H * G, 1, D], the latest one shown
+    shown: bool  # it is the latest token's
+
+    def exchanged(self, ahead: Decision, key: mx.array, value: mx.array) -> "Seat":
+        """With the token, ``[B, H, 1, D]``, over the row that goes."""
+        council, place, keys, values, rows, end, added, _, scale, query, _ = self
+        slot = ahead.slots[place]
+        keys = mx.put_along_axis(keys, slot, key, axis=2)
+        values = mx.put_along_axis(values, slot, value, axis=2)
+        return Seat(council, place, keys, values, rows, end + 1, added + 1, ahead, scale, query, False)
+
+    def filled(self) -> tuple[mx.array, mx.array]:
+        """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
+        if self.rows == self.keys.shape[2]:
+            return self.keys, self.values
+        return self.keys[:, :, : self.rows], self.values[:, :, : self.rows]
+
+    def asked(self, queries: mx.array) -> "Seat":
+        """With the query of its latest token."""
+        return Seat(*self[:9], queries, True)
+
+    def ended(self, layer: Layer) -> Layer:
+        """The layer that it makes of the one before it, of which the buffers are its own."""
+        batch, heads = self.keys.shape[:2]
+        own = slice(self.place * batch, (self.place + 1) * batch)
+        columns = {name: column[own] for name, column in self.held.columns.items()}
+        seen, waiting = layer.seen, None
+        if self.query is not None and self.shown:
+            waiting = Waiting((self.query,), self.end, self.scale, None)
+        elif self.query is not None and seen is not None:
+            seen = Seen(self.query.reshape(batch, heads, -1, 1, self.query.shape[3]), self.scale)
+        return layer._replace(
+            rows=Rows(self.keys, self.values, self.held.position[own], columns),
+            tokens_seen=self.end,
+            generated=layer.generated + self.added,
+            last=1,
+            evicted=layer.evicted or self.added > 0,
+            seen=seen,
+            waiting=waiting,
+            ahead=None,
+            written=None,
+        )
+
+
+def seated(layer: Layer) -> Layer:
+    """What a cache holds of a layer that has a seat: its counts."""
+    return layer._replace(rows=Rows(_NOTHING, _NOTHING, _NOTHING, {}), waiting=None, ahead=None, written=None)
+
+
+_NOTHING = mx.zeros((0,))
