@@ -155,8 +155,10 @@ def unbatched(model: nn.Module, fresh: Callable[[], list[Any]]) -> str:
         for _ in range(2):
             _read(batch, *empty[1:], length=1)
         many = empty[2].shape[1] + 1
-        caches = [_together(each) for each in zip(*(fresh() for _ in range(many)), strict=True)]
-        for length, lengths in ((2, [2] + [1] * (many - 1)), (1, [1] * many)):
+        caches = [
+            _together(each) for each in zip(*(_evicting_two(fresh()) for _ in range(many)), strict=True)
+        ]
+        for length, lengths in ((3, [3] + [1] * (many - 1)), (1, [1] * many)):
             for cache in caches:
                 cache.prepare(lengths=lengths, right_padding=[length - own for own in lengths])
             model(mx.ones((many, length), mx.int32), cache=caches)
@@ -165,6 +167,13 @@ def unbatched(model: nn.Module, fresh: Callable[[], list[Any]]) -> str:
     except (AttributeError, TypeError, ValueError) as error:
         return str(error)
     return ""
+
+
+def _evicting_two(caches: list[Any]) -> list[Any]:
+    """The caches with two rows left in all layers that evict, while the others go on to hold them all."""
+    for cache in _evicting(caches):
+        cache.plan, cache.allotment = cache.plan._replace(method=_KEEPS_ALL._replace(budget=2)), None
+    return caches
 
 
 def _together(caches: Sequence[Any]) -> Any:
