@@ -1,0 +1,104 @@
+"""What a token asks of Python in the caches and the attention of 16 layers, with no kernel run.
+
+On a GPU a step costs what its host takes to ask for it. Here arrays of zeros stand in the place of what
+kernels of CUDA would give, and what is evaluated is outside the clock: a 10th percentile, so that other work
+of the machine does not count.
+
+    python integration-tests/studies/python_of_a_token.py [rounds]
+"""
+
+import functools
+import importlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import llama
+from vqx.host.caches import cache_factory, own_caches
+from vqx.host.models import random_llama, rotating_caches
+from vqx.host.watching import watch_attention
+
+ROWS, INTERVAL, LAYERS = 64, 32, 16
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 64, "head_dim": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 64, "num_hidden_layers": LAYERS, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def no_kernels() -> None:
+    """Have launches give zeros, and vqx believe that a GPU of NVIDIA's is there."""
+    kernel, attention, targets = (
+        importlib.import_module(f"vqx_kernels.{name}") for name in ("kernel", "attention", "targets")
+    )
+
+    @functools.lru_cache(maxsize=4096)
+    def prepared(*_: Any, rows: int, parts: int, outputs: Any) -> Callable[..., Any]:
+        zeros = [mx.zeros(shape, dtype) for shape, dtype in outputs]
+        return lambda inputs: mx.depends(zeros, inputs)
+
+    there = targets.Target("cuda", True, "none at all")
+    vars(kernel)["prepared"] = vars(attention)["prepared"] = prepared
+    vars(targets)["_choose"] = lambda *_: there
+
+
+def drawn(length: int) -> list[mx.array]:
+    """Queries, keys and values of a layer."""
+    rows = [mx.random.normal((1, heads, length, 8)).astype(mx.bfloat16) for heads in (8, 2, 2)]
+    mx.eval(rows)
+    return rows
+
+
+def forward(caches: list[Any], rows: list[mx.array]) -> list[mx.array]:
+    """What the layers' attention asks of their caches, as mlx-lm's llama does."""
+    queries, keys, values = rows
+    mask = None if keys.shape[2] == 1 else "causal"
+    found = []
+    for cache in caches:
+        _ = cache.offset, cache.offset
+        read = cache.update_and_fetch(keys, values)
+        attend: Any = llama.scaled_dot_product_attention  # type: ignore[attr-defined]
+        found.append(attend(queries, *read, cache=cache, scale=0.125, mask=mask))
+    return found
+
+
+def main() -> None:
+    no_kernels()
+    model = random_llama(SIZES, mx.bfloat16)
+    watch_attention(model)
+    makers: dict[str, Callable[[], list[Any]]] = {
+        "RotatingKVCache": lambda: rotating_caches(model, ROWS, 0),
+        "KVCache": lambda: own_caches(model),
+    }
+    for method in ("streaming-llm", "h2o", "tova"):
+        for interval in (INTERVAL, 1):
+            makers[f"{method}, interval {interval}"] = cache_factory(
+                model, method, budget=ROWS, interval=interval
+            )
+    prompt, token = drawn(ROWS + 8), drawn(1)
+    caches = {name: make() for name, make in makers.items()}
+    for each in caches.values():
+        mx.eval(forward(each, prompt))
+        for _ in range(2 * INTERVAL):
+            mx.eval(forward(each, token))
+    times: dict[str, list[list[float]]] = {name: [[] for _ in range(INTERVAL)] for name in caches}
+    for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 10):
+        for name, each in caches.items():
+            for taken in times[name]:
+                if hasattr(each[0], "plan"):
+                    each[0].make_mask(1)  # which begins a forward
+                start = time.perf_counter()
+                found = forward(each, token)
+                taken.append((time.perf_counter() - start) / LAYERS * 1e6)
+                mx.eval(found)
+    for name, tokens in times.items():
+        low = sorted(sorted(taken)[len(taken) // 10] for taken in tokens)
+        mean = statistics.fmean(low)
+        print(f"{name}: {statistics.median(low):.1f} µs a layer, a cut {low[-1]:.1f}, on average {mean:.1f}")
+
+
+if __name__ == "__main__":
+    main()
