@@ -15,7 +15,6 @@ from mlx_lm.models import base, llama
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 from vqx import EvictingCache, UnknownMethod, attach, detach, make_cache
 from vqx.host.layers import attention_of
-from vqx.host.models import random_llama
 from vqx.host.watching import watch_attention
 from vqx.state.rows import filled
 
@@ -513,21 +512,3 @@ def test_without_a_method_the_best_is_taken_or_its_package_named(
     )
     with pytest.raises(ValueError, match="question='start' is not known; choose one of None, 'end'"):
         make_cache(tiny_llama(), budget=16, question="start")
-
-
-def test_a_gpu_begins_a_prompt_before_its_last_layer_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_llama(SMALL, mx.float32)
-    begun: list[int] = []
-    start = mx.async_eval
-    monkeypatch.setattr(mx, "async_eval", lambda found: begun.append(found.shape[2]) or start(found))
-    caches, others = (make_cache(model, "toy", budget=8) for _ in range(2))
-    for each in (caches, others):
-        model(mx.arange(20)[None], cache=each)
-    assert not begun  # a CPU has nothing to gain
-    with monkeypatch.context() as patched:
-        patched.setattr(mx, "default_device", lambda: mx.Device(mx.gpu, 0))
-        found = model(mx.arange(12)[None], cache=caches)
-        assert begun == [12, 12]  # after the second and the fourth layer
-        model(mx.array([[3]]), cache=caches)
-        assert begun == [12, 12]
-    assert mx.array_equal(found, model(mx.arange(12)[None], cache=others))

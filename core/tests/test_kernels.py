@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx import kernels
+from vqx import EvictingCache, Method, Options, accumulated, kernels
 from vqx.state import attention
 from vqx.state.attention import Block
 
@@ -181,3 +181,22 @@ def test_keys_alone_are_served_where_it_paid(
     kernels.spared(keys, place, 0.5)
     kernels.expected(keys, keys[:, :, None, 0], mx.zeros((1, 2, 1, 8, 8)))
     assert asked == [(name, target) for name in served]
+
+
+@pytest.mark.parametrize("target", ["metal", "cuda"])
+def test_a_prompts_cut_keeps_the_rows_of_mlx_operations(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = np.random.Generator(np.random.Philox(8))
+    keys, queries = (mx.array(made.standard_normal((1, 2, 60, 16)).astype(np.float32)) for _ in range(2))
+    method = Method(accumulated(per_sighting=True), 20, n_sink=2, recent=3, spans=((7, 9),))
+    found = []
+    for where in ("reference", target):
+        monkeypatch.setattr(kernels, "target", lambda where=where: where)
+        cache = EvictingCache(method, Options(queries="model"))
+        with testing.recorded() as launches:
+            for first in (0, 30, 50):
+                read, _ = cache.update_and_fetch(*[keys[:, :, first : first + 30]] * 2)
+                cache.observe(queries[:, :, first : first + 30], read, 0.25, "causal", None)
+            found.append([np.array(cache.position), np.array(cache.layer.rows.columns["mass"])])
+        assert ("guarded" in "".join(launch.name for _, launch in launches)) == (where == target)
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=2e-5)

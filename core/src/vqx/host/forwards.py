@@ -11,7 +11,6 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from vqx.host.memory import peak, traced, under_way
-from vqx.host.watching import AHEAD
 from vqx.state.allotment import Change
 from vqx.state.attention import MOST
 
@@ -39,12 +38,10 @@ class Forward:
 
     def peak(self) -> int:
         few = MOST.set(under_way() // 4)  # a tile of attention is four operations at least
-        ahead = AHEAD.set(0)
         try:
             graph = traced(self._run, self.given)
         finally:
             MOST.reset(few)
-            AHEAD.reset(ahead)
             self.model.update(tree_unflatten([*self.weights]))
             change(self.caches, blank)
         return peak(graph, held=len(self.weights))

@@ -11,7 +11,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -25,10 +24,6 @@ from vqx.state.cache import EvictingCache
 from vqx.state.reversible import ReversibleCache
 
 NAME = "scaled_dot_product_attention"
-
-AHEAD: ContextVar[int] = ContextVar("AHEAD", default=2)
-"""Layers after which a GPU begins a prompt's forward, while Python writes the next ones down; 0: none, where
-nothing is to run."""
 
 _last = threading.local()
 
@@ -133,12 +128,7 @@ def _attention(
 def _tied(found: mx.array, cache: EvictingCache | EvictingBatch | ReversibleCache) -> mx.array:
     """What attention found, evaluated with all that the cache learnt of it."""
     loose = cache.loose()
-    found = mx.depends([found], loose)[0] if loose else found
-    if found.shape[2] > 1 and isinstance(cache, EvictingCache) and mx.default_device() == mx.gpu:
-        every = AHEAD.get()
-        if every and cache.number % every == every - 1:
-            mx.async_eval(found)
-    return found
+    return mx.depends([found], loose)[0] if loose else found
 
 
 def _in_tiles(
