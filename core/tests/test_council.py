@@ -184,6 +184,24 @@ def test_layers_of_different_budgets_decide_alone(loops: list[Any], stream: Any)
     assert [cache.tokens_kept for cache in made] == [*budgets]
 
 
+@pytest.mark.parametrize("interval", [1, 6])
+def test_where_a_layer_never_comes_the_others_decide_in_the_forward_before(
+    interval: int, loops: list[Any], stream: Any
+) -> None:
+    text = [stream(70, seed=number) for number in range(LAYERS)]
+    made = caches(SCORERS["lines of its own"], together=True, interval=interval)
+    for length in (20, *[1] * 30):
+        forward(made, text, length, layers=2)
+        for cache in made[:2]:
+            assert cache.turn is not None
+            cache.turn._before.clear()  # as if the forward had ended
+    assert not loops
+    layer = made[0].as_it_is
+    assert layer is not None
+    assert (layer.ahead is not None) == made[0].plan.due(layer)
+    assert made[0].tokens_kept <= 16 + interval - 1
+
+
 def test_a_token_is_written_in_place(stream: Any) -> None:
     made = caches(SCORERS["lines of its own"], together=True, budget=2048)
     shape = (1, 2, 2100, 64)

@@ -38,6 +38,7 @@ class Council:
     def hear(self, cache: Any, end: int, count: int) -> None:
         """A cache has read the token before ``end``, and seen its query; once all ``count`` have, decide."""
         if end != self._end:
+            self._apart = self._apart or bool(self._heard)  # a layer of the list never came
             self._heard, self._end = {}, end
         self._heard[cache.number] = cache
         if len(self._heard) == count:
