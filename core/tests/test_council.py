@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mlx.core as mx
@@ -64,7 +65,7 @@ def forward(made: Sequence[EvictingCache], text: Sequence[Any], length: int, lay
         queries, keys, values = (array[..., now, :] for array in tokens)
         read = cache.update_and_fetch(keys, values)
         cache.observe(queries, read[0], 0.25, mask, None)
-        found += [*read, *cache.loose()]
+        found += [queries, *read, *cache.loose()]  # as attention reads them
     mx.eval(found)
 
 
@@ -200,6 +201,28 @@ def test_where_a_layer_never_comes_the_others_decide_in_the_forward_before(
     assert layer is not None
     assert (layer.ahead is not None) == made[0].plan.due(layer)
     assert made[0].tokens_kept <= 16 + interval - 1
+
+
+@pytest.mark.parametrize("interval", [1, 6])
+@pytest.mark.parametrize("name", SCORERS)
+def test_every_token_may_come_in_another_thread(
+    name: str, interval: int, loops: list[Any], stream: Any
+) -> None:
+    text, found = [stream(70, seed=number) for number in range(LAYERS)], []
+    mx.eval([tokens[:3] for tokens in text])
+    for threads in (True, False):
+        made = caches(SCORERS[name], together=True, interval=interval)
+        for length in (20, *[1] * 20):
+            if threads:
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(forward, made, text, length).result()
+            else:
+                forward(made, text, length)
+        found.append(held(made))
+    assert None not in loops
+    assert len(loops) >= 6
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_token_is_written_in_place(stream: Any) -> None:

@@ -100,7 +100,7 @@ class Council:
             return False
         slots = [*mx.split(found.slot, len(seats))]
         self.ahead = Decision(found.position, found.columns, slots, end)
-        self.loose = [found.slot, found.position, *found.columns.values()]
+        self.loose = [slots[0], found.position, *found.columns.values()]
         return True
 
     def _cut(self, caches: Sequence[Any], end: int) -> bool:
@@ -120,7 +120,8 @@ class Council:
             for cache, ahead in zip(caches[first:], found, strict=False):
                 if ahead is not None:
                     cache.foresee(ahead)
-                    self.loose += ahead.carried
+                    own = [] if ahead.what.position is None else [ahead.what.position]
+                    self.loose += [*ahead.carried, *own, *ahead.what.columns.values()]
         return True
 
     def _alike(self, caches: Sequence[Any], layers: Sequence[Layer]) -> bool:
