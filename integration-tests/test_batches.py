@@ -207,9 +207,15 @@ def test_a_method_that_takes_the_newest_position_for_one_number_has_no_batches(m
     assert "array" in unbatched(model, fresh)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt_bigcode", "phi3small"])
-def test_a_model_that_reads_no_batches_has_caches_without_merge(name: str) -> None:
-    caches = vqx.make_cache(tiny_model(name), "tova", budget=BUDGET)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *((name, "tova") for name in ("gemma2", "gpt_bigcode", "phi3small", "afm7")),
+        ("mistral4", "squeezeattention"),
+    ],
+)
+def test_a_model_that_reads_no_batches_has_caches_without_merge(name: str, method: str) -> None:
+    caches = vqx.make_cache(tiny_model(name), method, budget=BUDGET)
     assert not any(hasattr(cache, "merge") for cache in caches)
     with pytest.raises(AttributeError, match="layer 0: no batches, since"):
         _ = caches[0].merge

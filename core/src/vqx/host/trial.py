@@ -170,9 +170,15 @@ def unbatched(model: nn.Module, fresh: Callable[[], list[Any]]) -> str:
 
 
 def _evicting_two(caches: list[Any]) -> list[Any]:
-    """The caches with two rows left in all layers that evict, while the others go on to hold them all."""
-    for cache in _evicting(caches):
-        cache.plan, cache.allotment = cache.plan._replace(method=_KEEPS_ALL._replace(budget=2)), None
+    """The caches with two rows left in all layers that evict, while the others go on to hold them all.
+
+    Where layers may keep other numbers of rows, every second one keeps three.
+    """
+    held = _evicting(caches)
+    uneven = len({rows for cache in held for rows in _budgets(cache.plan.method)}) > 1
+    for place, cache in enumerate(held):
+        method = _KEEPS_ALL._replace(budget=2 + (place % 2 if uneven else 0))
+        cache.plan, cache.allotment = cache.plan._replace(method=method), None
     return caches
 
 
