@@ -7,7 +7,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated
-from vqx.state.layer import Layer, Plan, admit, stand_ins
+from vqx.state.arrival import admit
+from vqx.state.layer import Layer, Plan
+from vqx.state.queries import stand_ins
 from vqx.state.rows import Rows
 
 ALIKE = Scorer(score=lambda held: 0.0)

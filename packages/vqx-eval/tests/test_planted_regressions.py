@@ -14,8 +14,8 @@ import pytest
 from vqx import EvictingCache, Method, Options, Scorer
 from vqx.registry import Registry
 from vqx.settings import settings
-from vqx.state.layer import settle
 from vqx.state.positions import rotary_of
+from vqx.state.settling import settle
 from vqx_eval.candidates import Candidate, Engine
 from vqx_eval.forced import forced
 from vqx_eval.samples import Batch, batches

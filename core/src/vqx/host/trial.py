@@ -16,9 +16,9 @@ from vqx.scorers import WHOLE, Method, Scorer
 from vqx.state.batch import EvictingBatch
 from vqx.state.cache import EvictingCache
 from vqx.state.lanes import CannotShare, one_lane
-from vqx.state.layer import settle
 from vqx.state.packing import Packing, packing_of
 from vqx.state.reversible import ReversibleCache
+from vqx.state.settling import settle
 
 _KEEPS_ALL = Method(Scorer(score=lambda held: 0.0), budget=2**30)
 

@@ -14,26 +14,16 @@ from vqx.options import Options, at_least
 from vqx.scorers import Method
 from vqx.state import lanes
 from vqx.state.allotment import UNSEEN, Allotment, Change, changing, cosines
+from vqx.state.arrival import admit, caught_up
 from vqx.state.attention import Known
 from vqx.state.batch import EvictingBatch
 from vqx.state.exchange import decided, exchanged
-from vqx.state.layer import (
-    Ahead,
-    Layer,
-    Plan,
-    admit,
-    attended,
-    caught_up,
-    dense,
-    stand_ins,
-    wait,
-    watch,
-    widths,
-)
+from vqx.state.layer import Ahead, Layer, Plan, attended, dense, widths
 from vqx.state.members import unfit
 from vqx.state.packing import Packing
 from vqx.state.positions import Rotary
 from vqx.state.processes import Processes
+from vqx.state.queries import stand_ins, wait, watch
 from vqx.state.rows import without_buffers
 from vqx.state.run import Run, begun
 from vqx.state.saved import Recipe, Saved, layer_of, parts, written

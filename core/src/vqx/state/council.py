@@ -12,8 +12,9 @@ import mlx.core as mx
 from vqx import kernels
 from vqx.state.cuts import cut, groups
 from vqx.state.exchange import decided
-from vqx.state.layer import Layer, Plan, in_place
+from vqx.state.layer import Layer, Plan
 from vqx.state.seats import Decision, Seat
+from vqx.state.settling import in_place
 
 
 class Council:

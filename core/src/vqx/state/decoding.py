@@ -9,9 +9,11 @@ import mlx.core as mx
 import numpy as np
 
 from vqx.state import lanes
+from vqx.state.arrival import columns_of
 from vqx.state.joined import each_of, first, laned, put_back, take, told
-from vqx.state.layer import Each, Layer, Plan, columns_of, settle
+from vqx.state.layer import Each, Layer, Plan
 from vqx.state.rows import Rows, overwrite, reserve
+from vqx.state.settling import settle
 
 
 def step(

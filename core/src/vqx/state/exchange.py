@@ -1,7 +1,7 @@
 """A token that rows go for, by kernels: they score, choose and carry along in as few launches as there are.
 
 What a GPU reads in a token takes it less time than the host needs to ask for it, so what counts is how often
-it asks. All else, and every device without kernels, goes by ``vqx.state.layer``, which this equals.
+it asks. All else, and every device without kernels, goes by ``vqx.state.arrival``, which this equals.
 """
 
 from collections.abc import Sequence
@@ -9,27 +9,16 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from vqx import kernels
+from vqx.state.arrival import admit_bare, begun, caught_up, dressed
 from vqx.state.attention import Block
-from vqx.state.layer import (
-    Ahead,
-    Layer,
-    Plan,
-    admit_bare,
-    begun,
-    block_of,
-    caught_up,
-    dressed,
-    held_of,
-    in_place,
-    latest,
-    remember,
-    scored,
-)
+from vqx.state.layer import Ahead, Layer, Plan
+from vqx.state.queries import block_of, latest, remember
 from vqx.state.rows import Rows, apart
+from vqx.state.settling import held_of, in_place, scored
 
 
 def exchanged(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer | None:
-    """As ``vqx.state.layer.admit`` for one token, ``[B, H, 1, D]``; None where no kernel serves the layer."""
+    """As ``vqx.state.arrival.admit`` for a token, ``[B, H, 1, D]``; None where no kernel serves the layer."""
     ahead = layer.ahead or decided(plan, layer)
     if ahead is None:
         return None

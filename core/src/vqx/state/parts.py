@@ -6,8 +6,11 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from vqx.state import decoding, joined
-from vqx.state.layer import Layer, Plan, admit, attended, caught_up, settle, stand_ins, watch
+from vqx.state.arrival import admit, caught_up
+from vqx.state.layer import Layer, Plan, attended
 from vqx.state.members import Own
+from vqx.state.queries import stand_ins, watch
+from vqx.state.settling import settle
 
 
 class Part(NamedTuple):

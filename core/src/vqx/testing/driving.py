@@ -15,9 +15,9 @@ from vqx.options import Options, Queries
 from vqx.scorers import Method
 from vqx.spec import LayerInfo
 from vqx.state.cache import EvictingCache
-from vqx.state.layer import settle
 from vqx.state.positions import rotary_of
 from vqx.state.rows import filled
+from vqx.state.settling import settle
 from vqx.testing.streams import Shape, Stream, stream
 
 BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}

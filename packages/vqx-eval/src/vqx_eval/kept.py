@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from vqx import EvictingCache
-from vqx.state.layer import settle
+from vqx.state.settling import settle
 
 
 def kept_rows(reading: Any) -> dict[str, float]:

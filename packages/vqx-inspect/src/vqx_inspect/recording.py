@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 from vqx import EvictingCache
-from vqx.state.layer import ranked
+from vqx.state.settling import ranked
 
 Floats = npt.NDArray[np.float32]
 

@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 from vqx import WHOLE, EvictingCache
 from vqx.options import at_least
-from vqx.state.layer import Layer, settle
+from vqx.state.layer import Layer
+from vqx.state.settling import settle
 
 from vqx_kvzip.method import REPEATED, score
 

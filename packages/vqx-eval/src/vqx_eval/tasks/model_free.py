@@ -7,7 +7,7 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 from vqx import planted
-from vqx.state.layer import settle
+from vqx.state.settling import settle
 
 from vqx_eval import streams
 from vqx_eval.candidates import Candidate

@@ -1,0 +1,109 @@
+"""New rows come to a layer, once what is pending is settled."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from vqx.scorers import Arrivals
+from vqx.state import lanes
+from vqx.state.layer import Layer, Plan, dense
+from vqx.state.positions import STEPS
+from vqx.state.queries import watch
+from vqx.state.rows import Rows, append, append_bare, going, no_rows, overwrite
+from vqx.state.settling import settle
+
+
+def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array) -> Layer:
+    """Settle what is pending, then hold S more rows: keys ``[B, H, S, D]``, rotated for where they stand."""
+    length = keys.shape[2]
+    if layer is not None and length == 1 and plan.spare(layer):
+        return admit_bare(plan, layer, mx.depends([keys], layer.carried)[0], values)
+    start = layer.tokens_seen if layer is not None else 0
+    new = begun(plan, keys, values, start)
+    bound = (plan.method.budget + plan.options.interval) * (1 if layer is None else layer.heads)
+    if layer is None:
+        layer = Layer(append(no_rows(new), new, bound))
+    else:
+        layer = caught_up(plan, layer)
+        # what no logits need is evaluated with this forward: no graph grows over tokens
+        new = new._replace(keys=mx.depends([new.keys], layer.carried)[0])
+        layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
+        new = new if layer.heads == 1 else lanes.one_lane(new)
+        gone = None
+        if slot is not None and plan.options.undo:  # read before it is written over
+            gone = going(layer.rows, slot)
+            keys, values = mx.depends([new.keys, new.values], [gone.keys, gone.values])
+            new = new._replace(keys=keys, values=values)
+        rows = append(layer.rows, new, bound) if slot is None else overwrite(layer.rows, slot, new)
+        seen = None if layer.seen is None else layer.seen.joined(length, slot)
+        layer = layer._replace(rows=rows, seen=seen, gone=gone)
+    return layer._replace(
+        tokens_seen=start + length, last=length, generated=layer.generated + 1 if length == 1 else 0
+    )
+
+
+def admit_bare(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer:
+    """Hold one more row, ``[B, H, 1, D]``, and leave all else for later: where ``Plan.spare`` says so."""
+    if plan.packing is not None:
+        keys, values = plan.packing.packed(keys, values)
+    rows = append_bare(layer.rows, keys, values)
+    return layer._replace(rows=rows, tokens_seen=layer.tokens_seen + 1, last=1, generated=layer.generated + 1)
+
+
+def caught_up(plan: Plan, layer: Layer) -> Layer:
+    """The layer with nothing left for later: bare rows get their columns, the scorer sees what waits."""
+    layer, waiting = dressed(plan, layer)._replace(ahead=None), layer.waiting
+    if waiting is None:
+        return layer
+    queries, later = waiting.block(layer.rows.keys.shape[1]), layer.tokens_seen - waiting.end
+    layer = layer._replace(waiting=None)
+    known = waiting.known if not later else None
+    return watch(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks, later=later, known=known)
+
+
+def dressed(plan: Plan, layer: Layer) -> Layer:
+    """The layer with the positions and columns of its bare rows."""
+    rows = layer.rows
+    if not rows.bare:
+        return layer
+    n, start = rows.position.shape[2], layer.tokens_seen - rows.bare
+    keys, values = (array[:, :, n:] for array in dense(plan, layer))
+    late = columns_of(plan, keys, values, start)
+    position = mx.concatenate([rows.position, _count(keys, start)], axis=2)
+    columns = {k: mx.concatenate([c, late[k]], axis=2) for k, c in rows.columns.items()}
+    return layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
+
+
+def begun(plan: Plan, keys: mx.array, values: mx.array, start: int) -> Rows:
+    """New rows with what they start with."""
+    held = keys, values
+    if plan.packing is not None:  # a method sees rows as they are held
+        held = plan.packing.packed(keys, values)
+        keys, values = plan.packing.unpacked(*held)
+    return Rows(*held, _count(keys, start), columns_of(plan, keys, values, start))
+
+
+def columns_of(plan: Plan, keys: mx.array, values: mx.array, start: Any) -> dict[str, mx.array]:
+    """What rows start with, ``[B, H, S]`` each; ``start`` as of ``vqx.Arrivals``."""
+    columns = plan.method.scorer.init(Arrivals(keys, values, start))
+    held = {name: _alike(column) for name, column in columns.items()}
+    if plan.compact:
+        held[STEPS] = mx.zeros(keys.shape[:3], mx.int32)
+    return held
+
+
+def _alike(column: Any) -> mx.array:
+    """A column; of one value for all rows nothing is copied."""
+    if isinstance(column, np.ndarray) and column.size > 1 and not any(column.strides):
+        return mx.full(column.shape, float(column.flat[0]), mx.float32)
+    return mx.array(column)
+
+
+def _count(keys: mx.array, start: int) -> mx.array:
+    """Positions of new rows from ``start`` on, ``[B, H, S]``."""
+    batch, heads, length, _ = keys.shape
+    if length == 1:
+        return mx.full((batch, heads, 1), start, mx.int32)
+    positions = mx.arange(start, start + length, dtype=mx.int32)
+    return mx.broadcast_to(positions, (batch, heads, length))
