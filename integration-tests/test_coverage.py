@@ -53,7 +53,7 @@ def without_numbers(observe: Observe) -> Observe:
 
 
 def with_a_root_for_scale(observe: Observe) -> Observe:
-    def usual(self: Any, queries: Any, keys: Any, scale: float, mask: Any, sinks: Any) -> None:
+    def usual(self: Any, queries: Any, keys: Any, scale: float, mask: Any, sinks: Any, *_: Any) -> None:
         observe(self, queries, keys, keys.shape[-1] ** -0.5, mask, sinks)
 
     return usual

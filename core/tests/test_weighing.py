@@ -57,7 +57,7 @@ def kept(scorer: Scorer, interval: int, tokens: Any, shown: bool) -> list[Any]:
         queries, keys, values = (array[..., first:last, :] for array in tokens)
         mask = cache.make_mask(last - first)
         read = cache.update_and_fetch(keys, values)
-        if shown and cache.takes(mask):
+        if shown and cache.takes(keys, mask):
             found, weights = weighed(queries, *read, 0.25, mask)
             cache.observe(queries, read[0], 0.25, mask, None, weights)
             mx.eval(mx.depends([found], cache.loose()))

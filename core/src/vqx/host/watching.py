@@ -91,7 +91,7 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         whole = weighing and sinks is None and attend is base.scaled_dot_product_attention
-        if whole and isinstance(cache, EvictingCache) and cache.takes(mask):
+        if whole and isinstance(cache, EvictingCache) and cache.takes(keys, mask):
             found, weights = weighed(queries, keys, values, scale, mask)
             cache.observe(queries, keys, scale, mask, sinks, weights)
             return _tied(found, cache)

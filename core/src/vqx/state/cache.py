@@ -345,10 +345,15 @@ class EvictingCache:
                 known=known, given=weights,
             )  # fmt: skip
 
-    def takes(self, mask: Any) -> bool:
-        """Whether ``observe`` is better told the weights of the attention under way, with such a mask."""
+    def takes(self, keys: mx.array, mask: Any) -> bool:
+        """Whether ``observe`` is better told the weights of the attention under way, with such a mask.
+
+        Not where attention makes keys of several heads from one held.
+        """
         layer = self._layer
         if not self.unseen or layer is None or not (mask is None or isinstance(mask, str)):
+            return False
+        if keys.shape[1] != layer.rows.keys.shape[1] * layer.heads:
             return False
         return self.plan.takes_mass(layer) if layer.last == 1 else self.plan.takes_weights(layer)
 
