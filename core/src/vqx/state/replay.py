@@ -143,7 +143,8 @@ def replay(
             ),
             before,
             sinks,
-            functools.partial(_read, read, slots),
+            read,
+            slots,
             across,
         )
         slots = mx.take_along_axis(slots, chosen, axis=2)
@@ -165,7 +166,8 @@ def _decided(
     tile: Candidates,
     before: int,
     sinks: mx.array | None,
-    read: Callable[[Ints], tuple[Floats, Floats]],
+    read: Callable[[], tuple[Floats, Floats]],
+    slots: mx.array,
     across: Callable[[mx.array], mx.array] | None,
 ) -> tuple[mx.array, dict[str, mx.array]]:
     """The candidates that stay, oldest first, and their columns: by a kernel, or token by token in NumPy."""
@@ -185,7 +187,8 @@ def _decided(
     block = HostBlock(known, np.array(position).astype(np.int64), start, learned)
     stats = {name: np.array(column) for name, column in columns.items()}
     mean = None if across is None else functools.partial(_across, across)
-    chosen, stats = _tile(method, block, stats, before, read, mean)
+    of = functools.partial(_read, read, np.array(slots).astype(np.int64))
+    chosen, stats = _tile(method, block, stats, before, of, mean)
     return mx.array(chosen.astype(np.int32)), {name: mx.array(column) for name, column in stats.items()}
 
 
@@ -259,9 +262,9 @@ def _reader(rows: Rows) -> Callable[[], tuple[Floats, Floats]]:
     return read
 
 
-def _read(read: Callable[[], tuple[Floats, Floats]], slots: mx.array, chosen: Ints) -> tuple[Floats, Floats]:
+def _read(read: Callable[[], tuple[Floats, Floats]], slots: Ints, chosen: Ints) -> tuple[Floats, Floats]:
     """Keys and values of the chosen candidates of a tile."""
-    at = _take(np.array(slots).astype(np.int64), chosen)[..., None]
+    at = _take(slots, chosen)[..., None]
     keys, values = read()
     return np.take_along_axis(keys, at, axis=2), np.take_along_axis(values, at, axis=2)
 
