@@ -84,24 +84,21 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        one = isinstance(cache, EvictingCache)
-        weighing = one and weighs(queries, keys, values)
-        if one and mask is None and not weighing and cache.goes_on(queries, keys, sinks):
+        one = cache if isinstance(cache, EvictingCache) else None
+        weighing = one is not None and weighs(queries, keys, values)
+        if one is not None and mask is None and not weighing and one.goes_on(queries, keys, sinks):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         whole = weighing and sinks is None and attend is base.scaled_dot_product_attention
-        if whole and isinstance(cache, EvictingCache) and cache.takes(keys, mask):
+        if whole and one is not None and one.takes(keys, mask):
             found, weights = weighed(queries, keys, values, scale, mask)
-            cache.observe(queries, keys, scale, mask, sinks, weights)
+            one.observe(queries, keys, scale, mask, sinks, weights)
+            return _tied(found, one)
+        cache.observe(queries, keys, scale, mask, sinks)
+        if one is not None and mask is None and not one.in_lanes:
+            found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
             return _tied(found, cache)
-        if isinstance(cache, EvictingCache) and mask is None:
-            cache.observe(queries, keys, scale, mask, sinks)
-            if not cache.in_lanes:
-                found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-                return _tied(found, cache)
-        else:
-            cache.observe(queries, keys, scale, mask, sinks)
 
         def masked(queries: mx.array, mask: Any) -> mx.array:
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
