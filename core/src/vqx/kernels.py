@@ -168,14 +168,10 @@ def together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> C
     None: no kernel serves the method so. Metal hands a launch 31 arrays at most, so it serves no layers.
     """
     found = _together(method, stats, layers, "exchange")
-    if found is None or isinstance(found, mx.array):
-        if found is None:
-            return None
-        guard = _guard(offered(), method)
-        end = layers.start + layers.length
-        done = offered().exchanged(target(), found, layers.position, end, guard)  # type: ignore[union-attr]
-        return Chosen(done.slot[..., None], done.next)
-    return None if found.next is None else Chosen(found.slot, found.next, found.written)
+    if isinstance(found, mx.array):
+        chosen = exchange(method, found, layers.position, layers.start + layers.length)
+        return None if chosen is None else chosen._replace(slot=chosen.slot[..., None])
+    return None if found is None or found.next is None else Chosen(found.slot, found.next, found.written)
 
 
 def kept_together(method: Method, stats: Mapping[str, mx.array], layers: Layers, keep: int) -> Kept | None:

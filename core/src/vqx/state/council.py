@@ -13,7 +13,7 @@ from vqx import kernels
 from vqx.state.cuts import cut, groups
 from vqx.state.exchange import decided
 from vqx.state.layer import Layer, Plan
-from vqx.state.seats import Decision, Seat
+from vqx.state.seats import Decision, Seat, as_they_are
 from vqx.state.settling import in_place
 
 
@@ -137,10 +137,7 @@ class Council:
         layers = [cache.as_it_is for cache in caches]
         if not self._alike(caches, layers):
             return []
-        names = layers[0].rows.columns
-        position = mx.concatenate([layer.rows.position for layer in layers])
-        columns = {name: mx.concatenate([layer.rows.columns[name] for layer in layers]) for name in names}
-        held, seats = Decision(position, columns), []
+        held, seats = as_they_are(layers), []
         for place, layer in enumerate(layers):
             rows, waiting = layer.rows, layer.waiting
             query, scale = (None, 1.0) if waiting is None else (waiting.queries[0], waiting.scale)

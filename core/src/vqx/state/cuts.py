@@ -12,7 +12,7 @@ from vqx import kernels
 from vqx.scorers import Arrivals, Scorer
 from vqx.state.layer import Ahead, Layer, Plan, Seen
 from vqx.state.rows import apart
-from vqx.state.seats import Decision
+from vqx.state.seats import Decision, as_they_are
 
 AT_ONCE = 2**25
 """Logits of one launch, in numbers (128 MiB of float32)."""
@@ -38,7 +38,7 @@ def cut(plan: Plan, layers: Sequence[Layer], end: int) -> list[Ahead] | None:
     if dressed is None:
         return None
     waits = [layer.waiting for layer in layers if layer.waiting is not None and scorer.reads_queries]
-    queries = [_joined(waiting.queries) for waiting in waits]
+    queries = [waiting.joined for waiting in waits]
     count, number, n = queries[0].shape[2] if queries else 1, len(layers), first.rows.length
     stay = kernels.kept_together(
         plan.method,
@@ -76,18 +76,13 @@ class _Shaped(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _joined(queries: Sequence[mx.array]) -> mx.array:
-    return queries[0] if len(queries) == 1 else mx.concatenate([*queries], axis=2)
-
-
 def _dressed(scorer: Scorer, layers: Sequence[Layer]) -> Decision | None:
     """Positions and statistics of all rows, the bare ones among them; None: these take rows to tell."""
     rows, start = layers[0].rows, layers[0].tokens_seen - layers[0].rows.bare
     batch, heads, _ = shape = (len(layers) * rows.position.shape[0], *rows.position.shape[1:])
-    position = mx.concatenate([layer.rows.position for layer in layers])
-    columns = {name: mx.concatenate([layer.rows.columns[name] for layer in layers]) for name in rows.columns}
+    held = as_they_are(layers)
     if not rows.bare:
-        return Decision(position, columns)
+        return held
     like = _Shaped((batch, heads, rows.bare, rows.keys.shape[3]))
     try:
         late = scorer.init(Arrivals(like, like, start))
@@ -96,5 +91,5 @@ def _dressed(scorer: Scorer, layers: Sequence[Layer]) -> Decision | None:
     if any(column.shape != (*shape[:2], rows.bare) for column in late.values()):
         return None
     new = mx.broadcast_to(mx.arange(start, start + rows.bare, dtype=mx.int32), (batch, heads, rows.bare))
-    columns = {k: mx.concatenate([c, mx.array(late[k])], axis=2) for k, c in columns.items()}
-    return Decision(mx.concatenate([position, new], axis=2), columns)
+    columns = {k: mx.concatenate([c, mx.array(late[k])], axis=2) for k, c in held.columns.items()}
+    return Decision(mx.concatenate([held.position, new], axis=2), columns)

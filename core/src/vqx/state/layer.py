@@ -93,9 +93,14 @@ class Waiting(NamedTuple):
     sinks: mx.array | None  # [H * G]
     known: Known | None = None
 
+    @property
+    def joined(self) -> mx.array:
+        """All of them, ``[B, H * G, S, D]``."""
+        return self.queries[0] if len(self.queries) == 1 else mx.concatenate([*self.queries], axis=2)
+
     def block(self, heads: int) -> mx.array:
         """All of them, ``[B, H, G, S, D]``."""
-        queries = self.queries[0] if len(self.queries) == 1 else mx.concatenate([*self.queries], axis=2)
+        queries = self.joined
         batch, _, count, width = queries.shape
         return queries.reshape(batch, heads, -1, count, width)
 

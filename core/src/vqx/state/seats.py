@@ -21,6 +21,13 @@ class Decision(NamedTuple):
     end: int = -1  # the token's position
 
 
+def as_they_are(layers: Sequence[Layer]) -> Decision:
+    """The rows of layers made alike, side by side."""
+    held = [layer.rows for layer in layers]
+    columns = {name: mx.concatenate([rows.columns[name] for rows in held]) for name in held[0].columns}
+    return Decision(mx.concatenate([rows.position for rows in held]), columns)
+
+
 class Seat(NamedTuple):
     """One layer while its council decides: what was added to the layer before, as of ``vqx.state.run``."""
 
