@@ -151,6 +151,20 @@ def test_a_gpu_is_at_most_so_many_operations_behind(monkeypatch: pytest.MonkeyPa
         assert least <= memory.peak(graph, held=2) / x.nbytes <= most
 
 
+def test_a_gpu_is_further_behind_where_float32_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chain(x: mx.array, y: mx.array) -> list[mx.array]:
+        for _ in range(400):
+            x = x @ y + 1
+        return [x]
+
+    def peak(dtype: mx.Dtype, single: float) -> float:
+        monkeypatch.setattr(memory, "pace", lambda: memory.Pace(10, 1e9, 1, 0, 2 * 64**3, 1e9, single))
+        x = mx.zeros((64, 64), dtype)
+        return memory.peak(memory.traced(chain, [x, x]), held=2) / x.nbytes
+
+    assert peak(mx.bfloat16, 0.1) == peak(mx.bfloat16, 1.0) == peak(mx.float32, 1.0) < peak(mx.float32, 0.1)
+
+
 def test_a_plan_evaluates_nothing_and_leaves_the_model_as_it_was(make_llama: Any, counted: None) -> None:
     model = make_llama()
     text, before = mx.array([[1, 2, 3]]), held_since(0)

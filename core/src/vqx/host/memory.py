@@ -5,6 +5,7 @@ order, views and results that take an input's buffer over, buffers that are held
 """
 
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -57,6 +58,7 @@ class Pace(NamedTuple):
     viewing: int  # what one counts that only looks at its input in another way
     products: float = 0.0  # additions and multiplications of the device in the time that one is asked for
     moved: float = 0.0  # bytes that it reads and writes in that time; 0: the evaluator is always ahead
+    single: float = 1.0  # of those products, the share in float32
 
 
 def pace() -> Pace:
@@ -65,8 +67,9 @@ def pace() -> Pace:
         return Pace(10, math.inf, 2, 1)
     if mx.metal.is_available():
         return Pace(50, 50, 1, 0)
-    # 12 microseconds an operation, 580 TFLOP/s in half precision and 4.2 TB/s: fitted to an H200's peaks
-    return Pace(100, 1000, 1, 0, 7e9, 5e7)
+    # 12 microseconds an operation, 580 TFLOP/s in half precision and 4.2 TB/s: fitted to an H200's peaks;
+    # by its data sheet float32 has half of that with TF32, which MLX uses unless told otherwise, else 1/15
+    return Pace(100, 1000, 1, 0, 7e9, 5e7, 1 / 15 if os.environ.get("MLX_ENABLE_TF32") == "0" else 0.5)
 
 
 def under_way() -> int:
@@ -324,9 +327,10 @@ class _Walk:
 def _work(operation: Operation, needed: Sequence[Array], pace: Pace) -> float:
     """How long the device takes for an operation: as long as the evaluator for so many of them."""
     kind, (made, *_) = operation.kind, operation.outputs
-    products = 0
+    products = 0.0
     if kind in ("Matmul", "QuantizedMatmul"):
         products = 2 * math.prod(made.shape) * operation.inputs[0].shape[-1]
+        products /= 1.0 if made.itemsize < 4 else pace.single
     written = needed[0].nbytes if kind in UPDATES and needed else made.nbytes
     read = written if kind in GATHERS else sum(one.numbers * one.itemsize for one in needed)
     return max(products / pace.products, (read + written) / pace.moved)
