@@ -11,6 +11,7 @@ import vqx  # isort: skip  # before mlx
 import mlx.core as mx
 import pytest
 from click.testing import CliRunner
+from mlx_lm.generate import BatchGenerator
 from subjects import caches_of, method
 from vqx import cli
 from vqx.host import forecast, memory
@@ -52,6 +53,27 @@ def test_a_cache_holds_the_bytes_that_it_says_and_no_others(
         assert abs(held_since(before) - said) <= SINGLE
         most = max(most, said)
     assert said < most / 3, "what was evicted is still held"
+
+
+@pytest.mark.parametrize("method", ["h2o", "morphkv", "ada", "squeezeattention"])
+def test_a_text_that_left_a_batch_holds_the_bytes_that_it_says(
+    method: str, make_llama: Any, counted: None
+) -> None:
+    """mlx-lm's own caches hold the whole batch until they are read again."""
+    model, texts = make_llama(**SMALL), [[*range(length)] for length in (30, 80, 90, 97)]
+    caches = [caches_of(model, method, budget=64) for _ in texts]
+    before, left = held_since(0), []
+    generator = BatchGenerator(model)
+    generator.insert(texts, [4, 8, 12, 4], caches=caches)
+    del caches
+    while len(left) < len(texts):
+        left += [ended.prompt_cache for ended in generator.next_generated() if ended.finish_reason]
+    generator.close()
+    del generator
+    gc.collect()
+    said = [sum(cache.nbytes for cache in caches) for caches in left]
+    assert abs(held_since(before) - sum(said)) <= len(left) * SINGLE
+    assert min(said) > 100 * SINGLE
 
 
 @method

@@ -59,6 +59,14 @@ def prompts(count: int, words: Sequence[str]) -> list[tuple[str, int]]:
     ]
 
 
+def at_rest(server: Server) -> Any:
+    """The status once nothing changes it: an answer leaves before its text is put into the prompt cache."""
+    status = None
+    while status != (status := server.get("/v1/vqx")):
+        time.sleep(0.1)
+    return status
+
+
 def test_requests_at_once_get_the_answers_of_one_by_one_and_memory_stays_flat(
     server: Server, texts: dict[str, list[int]], embedded: Any, request: pytest.FixtureRequest
 ) -> None:
@@ -66,14 +74,19 @@ def test_requests_at_once_get_the_answers_of_one_by_one_and_memory_stays_flat(
     asked = prompts(request.config.getoption("--requests"), words)
     with ThreadPoolExecutor(8) as clients:
         warm = [*clients.map(lambda one: server.complete(*one), asked[:10])]
-        before = server.get("/v1/vqx")["memory"]["active"]
+        alone = [server.complete(*one) for one in asked]
+        before = at_rest(server)
         together = [*clients.map(lambda one: server.complete(*one), asked)]
-    after = server.get("/v1/vqx")
+    assert together == alone
     assert together[:10] == warm
-    assert together == [server.complete(*one) for one in asked]
+    # both looks are at the same ten texts in the prompt cache, and the logits of one sequence behind them
+    assert [server.complete(*one) for one in asked[-10:]] == alone[-10:]
+    after = at_rest(server)
     assert after["sequences"] == []
-    # the prompt cache holds ten texts, each of at most so many rows; nothing else may be left of a request
-    assert after["memory"]["active"] - before < 2e5
+    assert after["prompt_cache"] == before["prompt_cache"]
+    # MLX gives out memory that was freed in pieces somewhat larger than asked, not always the same ones
+    one_text = before["prompt_cache"]["bytes"] / before["prompt_cache"]["sequences"]
+    assert after["memory"]["active"] - before["memory"]["active"] < 4 * one_text
 
 
 def test_the_route_tells_what_sequences_under_way_keep(server: Server) -> None:

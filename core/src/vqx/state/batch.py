@@ -309,6 +309,8 @@ class EvictingBatch:
         self._undo()
         part = next(part for part in self.parts if idx in part.members)
         layer = None if part.layer is None else joined.take(part.layer, [part.members.index(idx)])
+        if layer is not None:  # what is taken later would hold the whole batch until then
+            mx.async_eval(layer.rows.keys, layer.rows.values, *layer.carried)
         cache = self._alone(layer, idx, self._nan)
         if self.turn is not None:
             cache.turn = self.turn.made_of(self.number)
