@@ -8,6 +8,7 @@ import pytest
 from vqx import EvictingCache, Method, Options, Scorer, accumulated
 from vqx.host.weighing import weighed, weighs
 from vqx.state.attention import Block
+from vqx.state.batch import EvictingBatch
 
 SCORERS = {
     "mass": accumulated(),
@@ -30,6 +31,16 @@ def test_it_is_mlxs_attention_bit_for_bit(group: int, rows: int, room: int) -> N
     found, weights = weighed(queries, keys, values, 0.3)
     assert mx.array_equal(found, mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3))
     assert mx.allclose(weights.sum(axis=4), mx.ones((2, 2, group, 1)))
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU has an attention of its own")
+def test_of_sequences_that_fill_fewer_rows_too() -> None:
+    queries, keys, values = (mx.random.normal((3, heads, n, 20)) for heads, n in ((6, 1), (2, 9), (2, 9)))
+    mask = (mx.arange(9) < mx.array([[9], [4], [7]]))[:, None, None]
+    found, weights = weighed(queries, keys, values, 0.3, mask)
+    plain = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=mask)
+    assert mx.array_equal(found, plain)
+    assert mx.array_equal(weights == 0, mx.broadcast_to(~mask[:, None], weights.shape))
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU has an attention of its own")
@@ -98,6 +109,51 @@ def test_no_logits_are_computed_once_more(name: str, interval: int, monkeypatch:
     asked.clear()
     kept(SCORERS[name], interval, tokens, shown=False)
     assert sum(length < 20 for length in asked) > 3
+
+
+def kept_of_two(scorer: Scorer, interval: int, tokens: Any, shown: bool) -> list[Any]:
+    """Positions after prompts of 20 and 17 tokens, and 30 more of each in one batch; oldest row first."""
+    options = Options(queries="model", interval=interval)
+    method = Method(scorer, 16, n_sink=2, recent=3)
+    singles = [EvictingCache(method, options) for _ in range(2)]
+    for number, (single, length) in enumerate(zip(singles, (20, 17), strict=True)):
+        queries, keys, values = (array[number : number + 1, :, :length] for array in tokens)
+        read = single.update_and_fetch(keys, values)
+        single.observe(queries, read[0], 0.25, "causal", None)
+    batch = EvictingBatch(singles)
+    for at in range(30):
+        each = ((array[:1, :, 20 + at], array[1:, :, 17 + at]) for array in tokens)
+        queries, keys, values = (mx.concatenate([one, other])[:, :, None] for one, other in each)
+        read = batch.update_and_fetch(keys, values)
+        ((_, _, mask),) = batch.masks(None, 4, 1)
+        weights = None
+        if shown and batch.takes(read[0], mask):
+            weights = weighed(queries, *read, 0.25, mask)[1]
+        batch.observe(queries, read[0], 0.25, mask, None, weights)
+        mx.eval(*read, *batch.loose())
+    return [np.sort(np.array(batch.extract(i).position), axis=2) for i in range(2)]
+
+
+@pytest.mark.parametrize("interval", [1, 7])
+@pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
+def test_a_batch_keeps_the_same_rows_too(
+    scorer: Scorer, interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    logits = Block._logits
+
+    def counted(block: Block, first: int, last: int) -> mx.array:
+        asked.append(block.length)
+        return logits(block, first, last)
+
+    monkeypatch.setattr(Block, "_logits", counted)
+    tokens = mx.random.normal((2, 4, 50, 16)), *mx.random.normal((2, 2, 2, 50, 16))
+    wanted, without = kept_of_two(scorer, interval, tokens, shown=False), len(asked)
+    asked.clear()
+    for position, other in zip(kept_of_two(scorer, interval, tokens, shown=True), wanted, strict=True):
+        assert np.array_equal(position, other)
+    once = scorer.decay is not None or scorer is SCORERS["the latest query"]
+    assert len(asked) <= 4 if once else len(asked) == without  # those of prompts
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])

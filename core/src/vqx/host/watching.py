@@ -85,16 +85,17 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         sinks: mx.array | None = None,
     ) -> mx.array:
         one = cache if isinstance(cache, EvictingCache) else None
-        weighing = one is not None and weighs(queries, keys, values)
+        weighing = isinstance(cache, (EvictingCache, EvictingBatch)) and weighs(queries, keys, values)
         if one is not None and mask is None and not weighing and one.goes_on(queries, keys, sinks):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         whole = weighing and sinks is None and attend is base.scaled_dot_product_attention
-        if whole and one is not None and one.takes(keys, mask):
+        if whole and not isinstance(cache, ReversibleCache) and cache.takes(keys, mask):
+            ((_, _, mask),) = cache.masks(mask, queries.shape[1], queries.shape[2])
             found, weights = weighed(queries, keys, values, scale, mask)
-            one.observe(queries, keys, scale, mask, sinks, weights)
-            return _tied(found, one)
+            cache.observe(queries, keys, scale, mask, sinks, weights)
+            return _tied(found, cache)
         cache.observe(queries, keys, scale, mask, sinks)
         if one is not None and mask is None and not one.in_lanes:
             found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)

@@ -23,7 +23,11 @@ def weighs(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
 
 
 def weighed(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Literal["causal"] | None = None
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: Literal["causal"] | mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
     """Attention bit for bit MLX's, and its weights.
 
@@ -31,6 +35,7 @@ def weighed(
         queries: ``[B, H * G, S, D]``.
         keys: ``[B, H, n, D]``.
         values: ``[B, H, n, Dv]``.
+        mask: None, ``"causal"``, or booleans ``[B, 1, 1, n]``.
 
     Returns:
         ``[B, H * G, S, Dv]``, and the weights, ``[B, H, G, S, n]``.
@@ -40,7 +45,8 @@ def weighed(
     asked = (queries * scale).reshape(batch, heads, count // heads, length, width)
     logits = asked @ keys[:, :, None].swapaxes(-1, -2)
     if mask is not None:
-        seen = mx.arange(n - length, n)[:, None] >= mx.arange(n)
+        row = mx.arange(n)
+        seen = row[n - length :, None] >= row if isinstance(mask, str) else mask[:, None]
         logits = mx.where(seen, logits, mx.array(mx.finfo(mx.float32).min))
     weights = mx.softmax(logits, axis=-1, precise=True)
     found = weights @ values[:, :, None]

@@ -14,8 +14,9 @@ from typing import Any
 import mlx.core as mx
 
 from vqx.scorers import Method
-from vqx.state import joined, masks
+from vqx.state import decoding, joined, masks
 from vqx.state.allotment import Allotment, Change, changing
+from vqx.state.attention import Known
 from vqx.state.layer import Layer, Plan, attended
 from vqx.state.members import Members, Own, check_alike, unfit
 from vqx.state.parts import (
@@ -210,12 +211,28 @@ class EvictingBatch:
             self.updated(self)
         return self.keys_and_values()
 
+    def takes(self, keys: mx.array, mask: Any) -> bool:
+        """As of ``vqx.EvictingCache``, under the batch's own masks; of a prompt read alike alone."""
+        if self._one is not None:
+            return bool(self._one.takes(keys, self._alike(mask, self._length)))
+        layer = self._parts[0].layer
+        if not self.unseen or not self._together or layer is None:
+            return False
+        due = decoding.any_due(self.members.plans, layer)
+        return keys.shape[1] == layer.rows.keys.shape[1] and self.plan.takes_mass(layer, due)
+
     def observe(
-        self, queries: mx.array, keys: mx.array, scale: float, mask: Any, sinks: mx.array | None
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None,
+        weights: mx.array | None = None,
     ) -> None:
         """See the queries of the forward under way (as of ``vqx.EvictingCache``)."""
         if self._one is not None:
-            self._one.observe(queries, keys, scale, self._alike(mask, queries.shape[2]), sinks)
+            self._one.observe(queries, keys, scale, self._alike(mask, queries.shape[2]), sinks, weights)
             return
         if not self.unseen:
             return
@@ -227,7 +244,8 @@ class EvictingBatch:
             heads = in_lanes(self._parts)
             mask = joined.padding([rows * heads for rows in self._rows()]) if self._together else "causal"
         kept = None if self._together else max(self._rows())
-        shown = Shown(queries, keys, scale, mask, sinks, logits, kept)
+        known = None if weights is None else Known(mx.mean(weights, axis=2)[:, :, 0])
+        shown = Shown(queries, keys, scale, mask, sinks, logits, kept, known)
         self._parts = [watched(self._plan(part), part, shown) for part in self._parts]
 
     def masks(self, mask: Any, query_heads: int, length: int) -> list[tuple[int, int, Any]]:

@@ -355,7 +355,9 @@ class EvictingCache:
             return False
         if keys.shape[1] != layer.rows.keys.shape[1] * layer.heads:
             return False
-        return self.plan.takes_mass(layer) if layer.last == 1 else self.plan.takes_weights(layer)
+        if layer.last > 1:
+            return self.plan.takes_weights(layer)
+        return self.plan.takes_mass(layer, self.plan.due(layer))
 
     @property
     def in_lanes(self) -> bool:

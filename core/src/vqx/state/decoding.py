@@ -49,6 +49,11 @@ def rows_after(plans: Sequence[Plan], layer: Layer) -> tuple[int, ...]:
     return tuple(rows if rows < plan.full else plan.method.budget for plan, rows in both)
 
 
+def any_due(plans: Sequence[Plan], layer: Layer) -> bool:
+    """Whether rows of some sequence go before its next one comes."""
+    return any(rows >= plan.full for plan, rows in zip(plans, each_of(layer).rows, strict=True))
+
+
 def _settled(plans: Sequence[Plan], layer: Layer, read: Sequence[bool]) -> tuple[Layer, mx.array]:
     """What is due goes; the slots of each sequence's next rows, ``[B, H, 1]`` or a lane's ``[B, 1, H]``."""
     each, window = each_of(layer), plans[0].method.scorer.window

@@ -57,12 +57,14 @@ class Seen(NamedTuple):
         origin = self.origin
         if origin is not None and len(origin) > 1:
             origin = origin[[*at]]
-        taken = mx.take(self.queries, mx.array([*at]), axis=0)
-        return self._replace(queries=taken, origin=origin, known=None)
+        which, known = mx.array([*at]), self.known
+        known = None if known is None else Known(mx.take(known.mass, which, axis=0), known.decay)
+        return self._replace(queries=mx.take(self.queries, which, axis=0), origin=origin, known=known)
 
     def first(self, n: int) -> "Seen":
         """With the first n rows only."""
-        return self._replace(queries=self.queries[..., :n]) if self.logits else self._replace(known=None)
+        known = None if self.known is None else Known(self.known.mass[..., :n], self.known.decay)
+        return self._replace(queries=self.queries[..., :n] if self.logits else self.queries, known=known)
 
     def joined(self, count: int, slot: mx.array | None) -> "Seen":
         """With ``count`` rows more, behind the others or at ``slot``, which no earlier query saw."""
@@ -171,12 +173,14 @@ class Plan(NamedTuple):
     def compact(self) -> bool:
         return self.options.positions == "compact"
 
-    def takes_mass(self, layer: Layer) -> bool:
-        """Whether all that the scorer asks of the token generated last is what attention gave to each row."""
+    def takes_mass(self, layer: Layer, due: bool) -> bool:
+        """Whether all that the scorer asks of the token generated last is what attention gave to each row.
+
+        ``due`` says that rows go before the next one comes.
+        """
         scorer = self.method.scorer
-        if layer.heads > 1 or layer.each is not None:
-            return False
-        return scorer.decay is not None or (scorer.observe is None and scorer.window == 1 and self.due(layer))
+        asks = scorer.decay is not None or (scorer.observe is None and scorer.window == 1 and due)
+        return asks and layer.heads == 1
 
     @property
     def full(self) -> int:

@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from vqx.state import decoding, joined
 from vqx.state.arrival import admit, caught_up
+from vqx.state.attention import Known
 from vqx.state.layer import Layer, Plan, attended
 from vqx.state.members import Own
 from vqx.state.queries import stand_ins, watch
@@ -160,6 +161,7 @@ class Shown(NamedTuple):
     """Whether they cannot be repeated from the rows held."""
     kept: int | None
     """The longest part's rows before the forward's own; None where one layer holds all."""
+    known: Known | None = None
 
 
 def watched(plan: Plan, part: Part, shown: Shown) -> Part:
@@ -186,6 +188,7 @@ def watched(plan: Plan, part: Part, shown: Shown) -> Part:
         sinks=shown.sinks,
         keys=keys,
         logits=shown.logits,
+        known=shown.known,
     )
     return part._replace(layer=seen)
 
