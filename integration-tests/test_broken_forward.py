@@ -1,6 +1,8 @@
 """A forward that ends in the middle leaves every layer as it was before, or the next one is refused."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import vqx  # isort: skip  # before mlx
@@ -9,6 +11,7 @@ import mlx.core as mx
 import pytest
 from subjects import caches_of, method
 from tiny_models.build import tiny_model
+from vqx.state.turn import EARLY
 
 
 class Broken(Exception):
@@ -31,6 +34,16 @@ def raised() -> Any:
     raise Broken
 
 
+@contextmanager
+def begun_early() -> Iterator[None]:
+    """As on a GPU: a prompt begins before its last layer is written down."""
+    before = EARLY.set(2**27)
+    try:
+        yield
+    finally:
+        EARLY.reset(before)
+
+
 @pytest.mark.parametrize("engine", [{}, {"undo": 3}, {"cadence": "token"}, {"interval": 4}], ids=str)
 @method
 def test_a_forward_that_ended_in_the_middle_leaves_no_trace(method: str, engine: Any, tiny: Any) -> None:
@@ -39,18 +52,35 @@ def test_a_forward_that_ended_in_the_middle_leaves_no_trace(method: str, engine:
     except ValueError:
         assert engine, "every method runs at its defaults"
         return
-    tokens = mx.random.randint(0, 97, (1, 60), key=mx.random.key(1))
-    lengths = [30, 10, *[1] * 8, 2, *[1] * 4]
+    tokens = mx.random.randint(0, 97, (1, 100), key=mx.random.key(1))
+    lengths = [30, 16, *[1] * 8, 20, *[1] * 4]
     unbroken = copy.deepcopy(caches)
     right = tiny.read(unbroken, tokens[:, : sum(lengths)], lengths)
     found, at = [], 0
     for number, length in enumerate(lengths):
         part = tokens[:, at : at + length]
-        breaking(tiny.model, number % 2, caches, tokens[:, 59:] if number % 3 else part)
-        found.append(tiny.read(caches, part, [length]))
+        with begun_early():
+            breaking(tiny.model, number % 2, caches, tokens[:, 59:] if number % 3 else part)
+            found.append(tiny.read(caches, part, [length]))
         at += length
     assert mx.array_equal(mx.concatenate(found, axis=1), right).item()
     assert [cache.tokens_seen for cache in caches] == [cache.tokens_seen for cache in unbroken]
+
+
+@pytest.mark.parametrize("room", [-1, 0, 2**27])
+def test_a_prompt_begins_while_old_rows_leave_room(room: int, tiny: Any, monkeypatch: Any) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(mx, "async_eval", lambda keys: begun.append(keys.shape[2]))
+    layers, tokens = len(tiny.model.layers), mx.zeros((1, 40), mx.int32)
+    caches = caches_of(tiny.model, "h2o", budget=24)
+    before = EARLY.set(room)
+    try:
+        for length in (40, 20, 1, 2):
+            mx.eval(tiny.model(tokens[:, :length], cache=caches), [cache.state for cache in caches])
+    finally:
+        EARLY.reset(before)
+    # of the first chunk no rows are held before; of the second, one layer's are too many for no room
+    assert begun == {-1: [], 0: [40] * (layers - 1), 2**27: [40] * (layers - 1) + [20] * (layers - 1)}[room]
 
 
 def test_layers_of_other_kinds_cannot_go_back_and_say_so() -> None:

@@ -16,6 +16,8 @@ from subjects import caches_of, method
 from vqx import cli
 from vqx.host import forecast, memory
 from vqx.host.shapes import SHAPES, config_of, shaped
+from vqx.state import attention
+from vqx.state.turn import EARLY
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 256, "head_dim": 64, "num_key_value_heads": 4}
 SINGLE = 200
@@ -127,6 +129,30 @@ def test_a_cache_that_takes_tokens_back_holds_the_bytes_that_it_says(
         mx.eval([cache.state for cache in caches])
         start += length
         assert abs(held_since(before) - sum(cache.nbytes for cache in caches)) <= SINGLE, start
+    assert caches[0].tokens_kept < caches[0].tokens_seen
+
+
+@pytest.mark.parametrize("method", ["h2o", "tova", "snapkv"])
+@pytest.mark.parametrize("room", [-1, 2**27])
+def test_a_prompt_takes_no_more_than_a_tile_above_the_plan(
+    room: int, method: str, make_llama: Any, counted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "TILE", 2**17)
+    model = make_llama(**{**SMALL, "num_hidden_layers": 6})
+    early = EARLY.set(room)
+    try:
+        told = vqx.plan(model, method, budget=64, prompt=1025, chunk=256, tokens=2)
+        caches = vqx.make_cache(model, method, budget=64)
+        text = mx.random.randint(0, 97, (1, 1024), key=mx.random.key(1))
+        mx.eval(text)
+        beside = held_since(told.weights)
+        mx.reset_peak_memory()
+        for first in range(0, 1024, 256):
+            model(text[:, first : first + 256], cache=caches)
+            mx.eval([cache.state for cache in caches])
+    finally:
+        EARLY.reset(early)
+    assert mx.get_peak_memory() - beside <= told.prompt + 4 * attention.TILE
     assert caches[0].tokens_kept < caches[0].tokens_seen
 
 

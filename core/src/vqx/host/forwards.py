@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from vqx.host.memory import peak, traced, under_way
 from vqx.state.allotment import Change
 from vqx.state.attention import MOST
+from vqx.state.turn import EARLY, LONG, early
 
 
 @contextmanager
@@ -27,6 +28,16 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def unbegun() -> Iterator[None]:
+    """Without forwards that begin before they are written down: what is traced never runs."""
+    before = EARLY.set(-1)
+    try:
+        yield
+    finally:
+        EARLY.reset(before)
+
+
 class Forward:
     """One forward as mlx-lm runs it; afterwards the caches hold arrays that nothing has filled."""
 
@@ -38,17 +49,31 @@ class Forward:
 
     def peak(self) -> int:
         few = MOST.set(under_way() // 4)  # a tile of attention is four operations at least
+        held = self._held()
         try:
-            graph = traced(self._run, self.given)
+            with unbegun():
+                graph = traced(self._run, self.given)
         finally:
             MOST.reset(few)
             self.model.update(tree_unflatten([*self.weights]))
             change(self.caches, blank)
-        return peak(graph, held=len(self.weights))
+        return peak(graph, held=held)
 
     def pretend(self) -> None:
-        self.model(self.given[len(self.weights)], cache=self.caches)
+        with unbegun():
+            self.model(self.given[len(self.weights)], cache=self.caches)
         change(self.caches, blank)
+
+    def _held(self) -> int:
+        """Arguments that others hold while the forward runs: weights, and old rows where it begins early."""
+        first, left = len(self.weights) + 1, early()
+        if self.given[first - 1].shape[1] < LONG:
+            return first - 1
+        for count, array in enumerate(self.given[first:]):
+            left -= array.nbytes
+            if left < 0:
+                return first + count
+        return len(self.given)
 
     def _run(self, *arrays: mx.array) -> list[mx.array]:
         given = iter(arrays)

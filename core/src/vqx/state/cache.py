@@ -29,7 +29,7 @@ from vqx.state.run import Run, begun
 from vqx.state.saved import Recipe, Saved, layer_of, parts, written
 from vqx.state.seats import Seat, seated
 from vqx.state.shown import check, unusable
-from vqx.state.turn import Turn
+from vqx.state.turn import LONG, Turn
 
 
 class EvictingCache:
@@ -163,6 +163,8 @@ class EvictingCache:
         """
         self._decide()
         if self.turn is not None:
+            if keys.shape[2] >= LONG:
+                self.turn.start(keys, 0 if self._still is None else self._still.rows.nbytes)
             self.turn.read(self, self.now())
         if self._spare and not self.unseen and (keys.shape, values.shape) == self._shapes:
             return self._goes_on(keys, values)

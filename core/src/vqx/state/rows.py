@@ -34,6 +34,11 @@ class Rows(NamedTuple):
         """Rows filled, the bare ones among them."""
         return int(self.position.shape[2]) + self.bare
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values, room for growth included."""
+        return int(self.keys.nbytes + self.values.nbytes)
+
 
 def no_rows(like: Rows) -> Rows:
     """Rows of an empty layer, with the widths and types of ``like``."""

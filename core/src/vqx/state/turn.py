@@ -5,9 +5,25 @@ has read the forward's tokens, and no longer, or a token could not be written in
 """
 
 import weakref
+from contextvars import ContextVar
 from typing import Any
 
+import mlx.core as mx
+
 from vqx.state.council import Council
+
+EARLY: ContextVar[int | None] = ContextVar("EARLY", default=None)
+"""As of ``early``; None: 128 MiB on a GPU, whose host has more to do than to compute, and elsewhere -1."""
+
+LONG = 16
+"""Tokens of a forward that is begun early; those that are built and never evaluated have fewer."""
+
+
+def early() -> int:
+    """Bytes of old rows that a forward begun early may hold besides; -1: none begins before it is whole."""
+    most = EARLY.get()
+    usual = 2**27 if mx.default_device() == mx.gpu else -1
+    return usual if most is None else most
 
 
 class Turn:
@@ -21,6 +37,7 @@ class Turn:
         self.whole = whole
         self._caches: list[weakref.ref[Any]] = []
         self._before: dict[int, dict[str, Any]] = {}
+        self._held = 0  # bytes of the rows among it, in a prompt
         self._numbers: set[int] = set()  # of the caches that ever joined
         self._made: Turn | None = None
         self.council = Council()
@@ -70,7 +87,27 @@ class Turn:
         for other in self.caches:
             if other.number in self._before:
                 other.go_back(self._before[other.number])
-        self._before = {}
+        self._over()
+
+    def start(self, keys: mx.array, held: int) -> None:
+        """Have a prompt's forward begin, up to a layer's ``keys``, while Python writes down what follows.
+
+        What layers were before is held until the last one has read the tokens: where the device is past a
+        layer it is held beside what came of it, so nothing more begins where that is more than ``early``.
+
+        Args:
+            held: bytes of the rows of the layer that the keys come to.
+
+        Raises:
+            ValueError: what the last forward left to be said, of any layer; later, to ask would wait for the
+                device.
+        """
+        if not self._before:
+            for cache in self.caches:
+                cache.check_pending()
+        elif self._held <= early():
+            mx.async_eval(keys)
+        self._held += held
 
     def read(self, cache: Any, before: dict[str, Any]) -> None:
         """``cache`` is about to read the forward's tokens; ``before`` is all that it is.
@@ -85,7 +122,10 @@ class Turn:
     def done(self) -> None:
         """A cache has read them; once all have, nothing of before is held."""
         if len(self._before) == len(self._caches):
-            self._before = {}
+            self._over()
+
+    def _over(self) -> None:
+        self._before, self._held = {}, 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Turn":
         self.undo()
