@@ -6,14 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from vqx import EvictingCache, Method, Options, Scorer, accumulated, kernels
-from vqx.state import cuts
+from vqx.state import council, cuts
+from vqx.state.positions import rotary_of
 from vqx.state.turn import Turn
 from vqx_kernels import probe
 
-LAYERS = 3
+LAYERS, WIDTH = 3, 8
 SCORERS = {
     "lines of its own": accumulated().with_kernel(probe.MASS, lambda *_: (1.0,)),
     "the latest query": Scorer(score=lambda held: held.over_heads(held.last.fused()), window=1),
@@ -47,26 +49,33 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def caches(scorer: Scorer, *, together: bool, interval: int = 1, budget: int = 16) -> list[EvictingCache]:
+def caches(
+    scorer: Scorer, *, together: bool, interval: int = 1, budget: int = 16, positions: Any = "absolute"
+) -> list[EvictingCache]:
     method, turn = Method(scorer, budget, n_sink=2, recent=3), Turn()
-    options = Options(queries="model", interval=interval)
-    made = [EvictingCache(method, options, number=number) for number in range(LAYERS)]
+    options = Options(queries="model", interval=interval, positions=positions)
+    rotary = rotary_of(nn.RoPE(WIDTH), WIDTH) if positions == "compact" else None
+    made = [EvictingCache(method, options, rotary=rotary, number=number) for number in range(LAYERS)]
     for cache in made if together else ():
         cache.turn = turn
         turn.join(cache)
     return made
 
 
-def forward(made: Sequence[EvictingCache], text: Sequence[Any], length: int, layers: int = LAYERS) -> None:
-    """One forward of a model that ends after so many layers."""
-    mask, found = made[0].make_mask(length), []
+def forward(
+    made: Sequence[EvictingCache], text: Sequence[Any], length: int, layers: int = LAYERS
+) -> list[mx.array]:
+    """One forward of a model that ends after so many layers; what attention gives."""
+    mask, found, given = made[0].make_mask(length), [], []
     for cache, tokens in zip(made[:layers], text, strict=False):
         now = slice(cache.tokens_seen, cache.tokens_seen + length)
         queries, keys, values = (array[..., now, :] for array in tokens)
         read = cache.update_and_fetch(keys, values)
         cache.observe(queries, read[0], 0.25, mask, None)
+        given.append(mx.fast.scaled_dot_product_attention(queries, *read, scale=0.25, mask=mask))
         found += [queries, *read, *cache.loose()]  # as attention reads them
-    mx.eval(found)
+    mx.eval(found, given)
+    return given
 
 
 def nothing(made: list[EvictingCache], text: Any) -> list[EvictingCache]:
@@ -131,6 +140,41 @@ def test_layers_keep_together_what_each_keeps_alone(
         loops.clear()
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("between", [nothing, one_looked_at, copied, a_chunk, broken])
+@pytest.mark.parametrize("name", SCORERS)
+def test_in_compact_positions_layers_keep_together_what_each_keeps_alone(
+    name: str, between: Callable[..., Any], loops: list[Any], stream: Any
+) -> None:
+    text, found, given = [stream(70, seed=number) for number in range(LAYERS)], [], []
+    for together in (True, False):
+        made = caches(SCORERS[name], together=together, positions="compact")
+        for length in (20, *[1] * 20):
+            forward(made, text, length)
+        made = between(made, text)
+        assert made[0].offset == made[0].tokens_kept < made[0].tokens_seen
+        given.append([forward(made, text, 1) for _ in range(12)])
+        found.append(held(made))
+        assert (len(loops) >= 25) == together, "they did not decide together"
+        assert None not in loops
+        loops.clear()
+    for one, other in zip(*found, strict=True):  # sums of weights are rounded otherwise
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    # another order of the same rows
+    np.testing.assert_allclose(*(np.array(mx.array(outputs)) for outputs in given), rtol=1e-4, atol=1e-6)
+
+
+def test_keys_turned_to_compact_positions_are_held_for_all_layers_up_to_a_bound(
+    loops: list[Any], stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(council, "TURNED", 100)
+    text = [stream(70, seed=number) for number in range(LAYERS)]
+    made = caches(SCORERS["lines of its own"], together=True, positions="compact")
+    for length in (20, *[1] * 20):
+        forward(made, text, length)
+    assert not loops
+    assert [cache.tokens_kept for cache in made] == [16] * LAYERS
 
 
 @pytest.mark.parametrize("interval", [1, 6])

@@ -137,26 +137,32 @@ def test_the_part_of_a_key_that_is_not_rotary_is_never_touched() -> None:
         np.testing.assert_array_equal(keys[head, :, D // 4 :], RAW[head, position[head], D // 4 :])
 
 
+@pytest.mark.parametrize("look", [1, 7, 100], ids=["looked at", "at times", "left alone"])
+@pytest.mark.parametrize("interval", [1, 5])
 @pytest.mark.parametrize("window", [1, 4])
-def test_compact_scores_are_taken_where_rows_and_queries_stand(window: int) -> None:
+def test_compact_scores_are_taken_where_rows_and_queries_stand(window: int, interval: int, look: int) -> None:
+    """And attention reads rows where they stand, whether or not somebody looks between tokens."""
+
     def by_weight(held: Held) -> Any:
         return held.last.weights().mean(axis=2).mean(axis=2)
 
     rope, budget, asked = ROPES["plain"](), 6, RAW[::-1] * 2
     cache = EvictingCache(
         Method(Scorer(score=by_weight, window=window), budget),
-        Options(queries="model", positions="compact"),
+        Options(queries="model", positions="compact", interval=interval),
         rotary=rotary_of(rope, D),
     )
-    at = [matrix(rope, place) for place in range(budget + 1)]
+    at = [matrix(rope, place) for place in range(budget + interval)]
     held: list[list[int]] = [[], []]
     for token in range(60):
         now, queries = (mx.array(a[None, :, token : token + 1]) for a in (RAW, asked))
         place = cache.offset
         keys, _ = cache.update_and_fetch(rope(now, offset=place), now)
+        if token % look == 0:  # in the middle of a forward
+            mx.eval(cache.position)
         cache.observe(rope(queries, offset=place), keys, 0.3, None, None)
         for head, rows in enumerate(held):
-            if len(rows) > budget:
+            if len(rows) >= budget + interval:
                 late = range(max(0, token - window), token)
                 weights = np.zeros(len(rows))
                 for back, query in enumerate(reversed(late)):
@@ -164,9 +170,14 @@ def test_compact_scores_are_taken_where_rows_and_queries_stand(window: int) -> N
                     logits = [turned @ (RAW[head, row] @ at[i]) * 0.3 for i, row in enumerate(rows)]
                     powers = np.where(np.array(rows) <= query, np.exp(logits), 0.0)
                     weights += powers / powers.sum()
-                del rows[int(np.argmin(weights))]
+                rows[:] = [rows[i] for i in sorted(np.argsort(weights)[-budget:])]
             rows.append(token)
-        assert [sorted(rows) for rows in cache.position[0].tolist()] == held
+            read = [RAW[head, row] @ at[i] for i, row in enumerate(rows)]
+            found = np.array(keys)[0, head]
+            np.testing.assert_allclose(*(np.sort(each @ asked[head, 0]) for each in (found, read)), atol=2e-3)
+        if token % look == 0:
+            assert [sorted(rows) for rows in cache.position[0].tolist()] == held
+    assert [sorted(rows) for rows in cache.position[0].tolist()] == held
 
 
 KEPT = (5, 40)  # tokens that a score never lets go, beside the sinks

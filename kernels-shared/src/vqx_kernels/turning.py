@@ -3,12 +3,13 @@
 The model's own rotary module says in tables what a turn is; the reference is ``vqx.state.positions``.
 """
 
+import functools
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from vqx_kernels.bodies import compose
-from vqx_kernels.kernel import run
+from vqx_kernels.kernel import Run, prepared
 from vqx_kernels.small import Guard, sizes
 
 NEAR = 256
@@ -36,21 +37,29 @@ def turned(
         slots: ``[B, H, n]`` int32, the rows to gather; None: the first n where they lie.
     """
     batch, heads, n = steps.shape
-    width = keys.shape[3]
-    arrays = {
-        "keys": keys, "slots": steps if slots is None else slots, "steps": steps,
-        "sizes": sizes(n, 0, Guard()), **turns._asdict(),
-    }  # fmt: skip
-    constants = {
-        "H": heads, "WIDTH": width, "PAIRS": turns.channels.shape[1], "GATHER": int(slots is not None),
-        "SPAN": SPAN,
-    }  # fmt: skip
-    return run(
+    launch = _launch(
+        target, keys.dtype, (batch, heads, n, keys.shape[3]), turns.channels.size // 2, slots is not None
+    )
+    steps = steps.reshape(-1)
+    slots = steps if slots is None else slots.reshape(-1)
+    tables = [table.reshape(-1) for table in turns]
+    return launch([keys, slots, steps, sizes(n, 0, _NOBODY), *tables])[0]
+
+
+_NOBODY = Guard()
+
+
+@functools.lru_cache(maxsize=256)
+def _launch(target: str, dtype: mx.Dtype, shape: tuple[int, ...], pairs: int, gather: bool) -> Run:
+    """What does it, of the body's arrays in their order: made once, since every layer asks at every token."""
+    batch, heads, n, width = shape
+    constants = {"H": heads, "WIDTH": width, "PAIRS": pairs, "GATHER": int(gather), "SPAN": SPAN}
+    return prepared(
         target,
         compose(("turned",)),
-        arrays,
-        constants,
+        (dtype, *[mx.int32] * 4, mx.float32, mx.float32),
+        tuple(constants.items()),
         rows=batch * heads,
         parts=-(-n // SPAN),
-        outputs=[((batch, heads, n, width), keys.dtype)],
-    )[0]
+        outputs=((shape, dtype),),
+    )

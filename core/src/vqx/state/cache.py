@@ -145,7 +145,7 @@ class EvictingCache:
     def offset(self) -> int:
         """The position at which the model rotates the next query and key."""
         if self._run is not None:
-            return self._run.end
+            return self._run.kept if self.plan.compact else self._run.end
         return self.tokens_kept if self.plan.compact else self.tokens_seen
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -174,7 +174,7 @@ class EvictingCache:
             ahead = run.council.for_next(run.end)
             if ahead is not None:
                 self._run = run = run.exchanged(ahead, keys, values)
-                return self._read_on(*run.filled())
+                return self._read_on(*run.filled(self.plan.rotary))
         layer = exchanged(self.plan, cast(Layer, self._layer), keys, values) if alike else None
         if layer is not None:
             self._layer = layer
@@ -209,8 +209,8 @@ class EvictingCache:
         self._run = run = run.longer(keys, values)
         self._spare -= 1
         if not self._spare or self.plan.packing is not None:
-            return self._admitted(*dense(self.plan, cast(Layer, self._layer)))
-        return self._read_on(*run.filled())
+            return self._admitted(*self.keys_and_values())
+        return self._read_on(*run.filled(self.plan.rotary))
 
     def _read_on(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """What attention reads, of a token that is all written."""
@@ -229,7 +229,7 @@ class EvictingCache:
         """``keys``, with what the council decided now that the layer has read its token without a query."""
         if self.turn is None:
             return keys
-        self.turn.council.hear(self, self.tokens_seen, self.turn.count)
+        self.turn.council.hear(self, self.tokens_seen, self.turn.count, keys)
         loose = self.turn.council.tied()
         return mx.depends([keys], loose)[0] if loose else keys
 
@@ -310,7 +310,7 @@ class EvictingCache:
             plain = keys is read and mask is None and mass is None and sinks is None
             if plain and isinstance(run, Seat) and self.turn is not None:
                 self._run, self.unseen = run.asked(queries), ""
-                run.council.hear(self, run.end, self.turn.count)
+                run.council.hear(self, run.end, self.turn.count, keys)
                 return
             if not self.unseen:
                 return
@@ -324,7 +324,7 @@ class EvictingCache:
                 self._layer = layer
                 if self.plan.due(layer):
                     if self.turn is not None and self.turn.council.serves(self.plan, layer):
-                        self.turn.council.hear(self, layer.tokens_seen, self.turn.count)
+                        self.turn.council.hear(self, layer.tokens_seen, self.turn.count, keys)
                     else:
                         self._layer = layer._replace(ahead=decided(self.plan, layer))
                 return

@@ -13,8 +13,12 @@ from vqx import kernels
 from vqx.state.cuts import cut, groups
 from vqx.state.exchange import decided
 from vqx.state.layer import Layer, Plan
+from vqx.state.positions import STEPS, steps_over
 from vqx.state.seats import Decision, Seat, as_they_are
 from vqx.state.settling import in_place
+
+TURNED = 2**28
+"""Bytes of keys turned to compact positions that may be held until all layers have read theirs."""
 
 
 class Council:
@@ -23,7 +27,7 @@ class Council:
     def __init__(self) -> None:
         self.ahead: Decision | None = None
         self.loose: list[mx.array] = []  # arrays of a decision that no logits need yet
-        self._heard: dict[int, Any] = {}
+        self._heard: dict[int, tuple[Any, mx.array | None]] = {}
         self._end = -1
         self._apart = False
 
@@ -36,17 +40,20 @@ class Council:
         loose, self.loose = self.loose, []
         return loose
 
-    def hear(self, cache: Any, end: int, count: int) -> None:
-        """A cache has read the token before ``end``, and seen its query; once all ``count`` have, decide."""
+    def hear(self, cache: Any, end: int, count: int, keys: mx.array) -> None:
+        """A cache has read the token before ``end``, and seen its query; once all ``count`` have, decide.
+
+        ``keys`` are what attention read, which a score looks at where they were turned.
+        """
         if end != self._end:
             self._apart = self._apart or bool(self._heard)  # a layer of the list never came
             self._heard, self._end = {}, end
-        self._heard[cache.number] = cache
+        self._heard[cache.number] = cache, keys if cache.plan.compact else None
         if len(self._heard) == count:
-            caches = [self._heard[number] for number in sorted(self._heard)]
+            caches, turned = zip(*(self._heard[number] for number in sorted(self._heard)), strict=True)
             self._heard, self._end = {}, -1
             one = caches[0].plan.options.interval == 1
-            if not (self._decide(caches, end) if one else self._cut(caches, end)):
+            if not (self._decide(caches, turned, end) if one else self._cut(caches, end)):
                 self._alone(caches)
 
     def serves(self, plan: Plan, layer: Layer) -> bool:
@@ -54,7 +61,9 @@ class Council:
         method, options, waiting = plan.method, plan.options, layer.waiting
         if self._apart or options.undo or not plan.defers or layer.each is not None or layer.heads > 1:
             return False
-        if plan.packing is not None or plan.rotary is not None or plan.across is not None:
+        if plan.packing is not None or plan.across is not None or method.scorer.rotary:
+            return False
+        if plan.compact and options.interval > 1:
             return False
         if method.merge is not None or method.share is not None or method.scorer.window > 1:
             return False
@@ -75,7 +84,7 @@ class Council:
                 cache.foresee(ahead)
                 self.loose += ahead.carried
 
-    def _decide(self, caches: Sequence[Any], end: int) -> bool:
+    def _decide(self, caches: Sequence[Any], turned: Sequence[mx.array | None], end: int) -> bool:
         """Say which row goes; False: not for all together."""
         seats = [cache.seat for cache in caches]
         if any(seat is None or seat.held is not seats[0].held for seat in seats):
@@ -83,25 +92,31 @@ class Council:
         if not seats:
             return False
         first, method = seats[0], caches[0].plan.method
-        asks = method.scorer.reads_queries
+        asks, held = method.scorer.reads_queries, first.held
+        columns = {name: column for name, column in held.columns.items() if name != STEPS}
         found = kernels.together(
             method,
-            first.held.columns,
+            columns,
             kernels.Layers(
                 [seat.query for seat in seats] if asks else [],
-                [seat.keys for seat in seats],
-                first.held.position,
+                [seat.keys if keys is None else keys for seat, keys in zip(seats, turned, strict=True)],
+                held.position,
                 end - 1,
                 first.scale,
                 caches[0].generated - 1,
             ),
         )
-        if found is None or found.position is None or len(found.columns) < len(first.held.columns):
+        if found is None or found.position is None or len(found.columns) < len(columns):
             self._apart, self.ahead = True, None
             return False
-        slots = [*mx.split(found.slot, len(seats))]
-        self.ahead = Decision(found.position, found.columns, slots, end)
-        self.loose = [slots[0], found.position, *found.columns.values()]
+        slots, columns, steps = [*mx.split(found.slot, len(seats))], {**found.columns}, []
+        if STEPS in held.columns:
+            slot = found.slot[..., 0]
+            moved = steps_over(held.position, held.columns[STEPS], slot)
+            columns[STEPS] = mx.put_along_axis(moved, slot, mx.array(0, moved.dtype), axis=2)
+            steps = [*mx.split(columns[STEPS], len(seats))]
+        self.ahead = Decision(found.position, columns, slots, end, steps)
+        self.loose = [slots[0], found.position, *columns.values()]
         return True
 
     def _cut(self, caches: Sequence[Any], end: int) -> bool:
@@ -136,6 +151,9 @@ class Council:
         """A seat for each; none where the layers are not alike."""
         layers = [cache.as_it_is for cache in caches]
         if not self._alike(caches, layers):
+            return []
+        if caches[0].plan.compact and sum(layer.rows.keys.nbytes for layer in layers) > TURNED:
+            self._apart = True
             return []
         held, seats = as_they_are(layers), []
         for place, layer in enumerate(layers):

@@ -214,7 +214,7 @@ class Plan(NamedTuple):
         """Generated tokens may wait until a score is asked for, and are then looked at together."""
         options, scorer = self.options, self.method.scorer
         seen = options.queries == "model" or not scorer.reads_queries
-        return seen and not self.compact and not scorer.anew and self.method.floor is None
+        return seen and not scorer.anew and self.method.floor is None
 
     @property
     def most(self) -> int:
@@ -271,7 +271,9 @@ def placed(plan: Plan, layer: Layer) -> mx.array:
     keys, _ = dense(plan, layer)
     if plan.rotary is None or not plan.compact or not layer.evicted:
         return keys
-    return plan.rotary.placed(keys, layer.rows.columns[STEPS], layer.tokens_seen)
+    steps, bare = layer.rows.columns[STEPS], layer.rows.bare
+    steps = mx.pad(steps, [(0, 0), (0, 0), (0, bare)]) if bare else steps  # that came last moved nowhere yet
+    return plan.rotary.placed(keys, steps, layer.tokens_seen)
 
 
 def next_place(plan: Plan, layer: Layer) -> Any:

@@ -125,8 +125,12 @@ def closed_up(rows: Rows, gone: mx.array) -> Rows:
 
 def closed_up_over(rows: Rows, slot: mx.array) -> Rows:
     """The same where of every head the one row at ``slot`` ``[B, H, 1]`` goes."""
-    newer = rows.position > mx.take_along_axis(rows.position, slot, axis=2)
-    return _stepped(rows, rows.columns[STEPS] + newer)
+    return _stepped(rows, steps_over(rows.position, rows.columns[STEPS], slot))
+
+
+def steps_over(position: mx.array, steps: mx.array, slot: mx.array) -> mx.array:
+    """The steps ``[B, H, n]`` that make it so."""
+    return steps + (position > mx.take_along_axis(position, slot, axis=2))
 
 
 def _stepped(rows: Rows, steps: mx.array) -> Rows:

@@ -134,7 +134,7 @@ def remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
         wanted = max(window - 1, 0) + length
     if not wanted:
         return layer
-    queries, origin = block.shown(wanted) if logits else block.queries, _origin(plan, layer, length)
+    queries, origin = block.shown(wanted) if logits else block.queries, _origin(plan, layer, block)
     if layer.seen is not None and wanted > length:
         if logits and not layer.seen.logits:
             raise ValueError(
@@ -150,12 +150,12 @@ def remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
     return layer._replace(seen=Seen(queries, block.scale, block.sinks, logits, origin, known))
 
 
-def _origin(plan: Plan, layer: Layer, length: int) -> Places | None:
-    """The places that the queries of the last ``length`` tokens were rotated for."""
+def _origin(plan: Plan, layer: Layer, block: Block) -> Places | None:
+    """The places that a block's queries were rotated for."""
     if not plan.compact:
         return None
     rows = np.array([layer.size] if layer.each is None else layer.each.rows, np.int32)
-    return (rows[:, None] + np.arange(-length, 0)).astype(np.int32)
+    return (rows[:, None] - block.later + np.arange(-block.length, 0)).astype(np.int32)
 
 
 def _behind(one: Places | None, other: Places | None) -> Places | None:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from vqx.state.layer import Layer, Seen, Waiting
+from vqx.state.positions import Rotary
 from vqx.state.rows import Rows
 
 
@@ -19,6 +21,7 @@ class Decision(NamedTuple):
     columns: Mapping[str, mx.array]  # each [L * B, H, n]
     slots: Sequence[mx.array] = ()  # L arrays [B, H, 1, 1]; none where the rows are as they came
     end: int = -1  # the token's position
+    steps: Sequence[mx.array] = ()  # L arrays [B, H, n] by which keys are turned to be read, if they are
 
 
 def as_they_are(layers: Sequence[Layer]) -> Decision:
@@ -43,6 +46,11 @@ class Seat(NamedTuple):
     query: mx.array | None  # [B, H * G, 1, D], the latest one shown
     shown: bool  # it is the latest token's
 
+    @property
+    def kept(self) -> int:
+        """Rows that remain for the next token."""
+        return self.rows - 1
+
     def exchanged(self, ahead: Decision, key: mx.array, value: mx.array) -> "Seat":
         """With the token, ``[B, H, 1, D]``, over the row that goes."""
         council, place, keys, values, rows, end, added, _, scale, query, _ = self
@@ -51,11 +59,14 @@ class Seat(NamedTuple):
         values = mx.put_along_axis(values, slot, value, axis=2)
         return Seat(council, place, keys, values, rows, end + 1, added + 1, ahead, scale, query, False)
 
-    def filled(self) -> tuple[mx.array, mx.array]:
+    def filled(self, rotary: Rotary | None) -> tuple[mx.array, mx.array]:
         """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
-        if self.rows == self.keys.shape[2]:
-            return self.keys, self.values
-        return self.keys[:, :, : self.rows], self.values[:, :, : self.rows]
+        keys, values = self.keys, self.values
+        if self.rows < keys.shape[2]:
+            keys, values = keys[:, :, : self.rows], values[:, :, : self.rows]
+        if rotary is not None and self.held.steps:
+            keys = rotary.placed(keys, self.held.steps[self.place], self.end)
+        return keys, values
 
     def asked(self, queries: mx.array) -> "Seat":
         """With the query of its latest token."""
@@ -70,7 +81,9 @@ class Seat(NamedTuple):
         if self.query is not None and self.shown:
             waiting = Waiting((self.query,), self.end, self.scale, None)
         elif self.query is not None and seen is not None:
-            seen = Seen(self.query.reshape(batch, heads, -1, 1, self.query.shape[3]), self.scale)
+            origin = None if seen.origin is None else np.array([[self.kept]], np.int32)
+            latest = self.query.reshape(batch, heads, -1, 1, self.query.shape[3])
+            seen = Seen(latest, self.scale, origin=origin)
         return layer._replace(
             rows=Rows(self.keys, self.values, self.held.position[own], columns),
             tokens_seen=self.end,
