@@ -148,6 +148,9 @@ def measure(given: argparse.Namespace) -> None:
     everything = cells(engine, tokenizer, given.engines, given.budgets)
     asked = [cell for cell in everything if re.search(given.only, cell.label)]
     given.claims.mkdir(parents=True, exist_ok=True)
+    for claim in given.claims.iterdir():  # of a process that wrote there and died
+        if claim.read_text() == str(given.out):
+            claim.unlink()
     known = measured(given.known)
     for cell, job, name in queue(todo, asked, given.budgets):
         place = job.task.name, job.batch.protocol, cell.label, cell.budget
@@ -158,7 +161,8 @@ def measure(given: argparse.Namespace) -> None:
             continue
         claim = given.claims / name
         try:
-            claim.touch(exist_ok=False)
+            with claim.open("x") as mine:
+                mine.write(str(given.out))
         except FileExistsError:
             continue
         try:
