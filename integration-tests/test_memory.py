@@ -74,8 +74,9 @@ def test_a_text_that_left_a_batch_holds_the_bytes_that_it_says(
     del generator
     gc.collect()
     said = [sum(cache.nbytes for cache in caches) for caches in left]
-    assert abs(held_since(before) - sum(said)) <= len(left) * SINGLE
-    assert min(said) > 100 * SINGLE
+    # beside them what a step of the batch told MLX once for all layers: its counts, and who fills which rows
+    assert abs(held_since(before) - sum(said)) <= 10 * SINGLE
+    assert min(said) > 1000 * SINGLE
 
 
 @method

@@ -1,8 +1,9 @@
 """What a token of mlx-lm's continuous batching costs above mlx-lm's own batched caches of as many rows.
 
-``BatchGenerator`` generates for sequences of different lengths, all of them longer than what is kept, with
-layers of SmolLM2's shapes in float32; times of steps in turns (median, least, most), divided by those with
-``BatchRotatingKVCache``. Caches are filled with random rows, as ``vqx bench`` fills them.
+``BatchGenerator`` generates for sequences of different lengths, all of them longer than what is kept, which
+join one after the other, with layers of SmolLM2's shapes in float32; times of steps in turns (median, least,
+most), divided by those with ``BatchRotatingKVCache``. Caches are filled with random rows, as ``vqx bench``
+fills them.
 """
 
 import argparse
@@ -38,7 +39,9 @@ def main() -> None:
     asked.add_argument("methods", nargs="*", default=["h2o", "h2o:interval=32", "tova", "tova:interval=32"])
     asked.add_argument("--sequences", type=int, default=8)
     asked.add_argument("--rows", type=int, default=512)
-    asked.add_argument("--apart", type=int, default=7, help="tokens by which each sequence is longer")
+    asked.add_argument(
+        "--apart", type=int, default=7, help="tokens between one sequence's coming and the next"
+    )
     asked.add_argument("--layers", type=int, default=30)
     asked.add_argument("--vocabulary", type=int, default=49152)
     asked.add_argument("--steps", type=int, default=32)
@@ -75,14 +78,19 @@ def main() -> None:
 
 def started(model: Any, make: Callable[[], list[Any]], unbounded: bool, given: Any) -> BatchGenerator:
     """A generator whose sequences have begun; where nothing is evicted, they hold no more rows."""
-    sizes, caches = sizes_of(model), []
-    for number in range(given.sequences):
-        caches.append(make())
-        longer = given.apart * number
-        fill(caches[-1], sizes, 1, given.rows - longer if unbounded else given.rows + 64 + longer)
+    sizes = sizes_of(model)
     generator = BatchGenerator(model, completion_batch_size=given.sequences)
-    generator.insert([[number] for number in range(len(caches))], [10**6] * len(caches), caches=caches)
-    generator.next_generated()
+    for number in range(given.sequences):
+        caches, later = make(), given.apart * number
+        fill(
+            caches,
+            sizes,
+            1,
+            given.rows - given.apart * given.sequences if unbounded else given.rows + 64 + later,
+        )
+        generator.insert([[number]], [10**6], caches=[caches])
+        for _ in range(1 + given.apart):
+            generator.next_generated()
     return generator
 
 

@@ -242,7 +242,9 @@ class EvictingBatch:
             return
         if not logits:
             heads = in_lanes(self._parts)
-            mask = joined.padding([rows * heads for rows in self._rows()]) if self._together else "causal"
+            mask = (
+                joined.padding(tuple(rows * heads for rows in self._rows())) if self._together else "causal"
+            )
         kept = None if self._together else max(self._rows())
         known = None if weights is None else Known(mx.mean(weights, axis=2)[:, :, 0])
         shown = Shown(queries, keys, scale, mask, sinks, logits, kept, known)
@@ -291,7 +293,7 @@ class EvictingBatch:
             return one.make_mask(N, return_array, window_size)
         rows = self.tokens_kept
         if self._decodes(own, N):
-            mask = joined.padding([n + 1 for n in rows])
+            mask = joined.padding(tuple(n + 1 for n in rows))
             return mx.ones((1, rows[0] + 1), mx.bool_) if mask is None and return_array else mask
         # a sequence of which nothing is read is not settled either
         rows = tuple(n if new else held for n, held, (_, new) in zip(rows, self._held(), own, strict=True))

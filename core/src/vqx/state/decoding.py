@@ -11,9 +11,9 @@ import numpy as np
 from vqx.state import lanes
 from vqx.state.arrival import columns_of
 from vqx.state.joined import each_of, first, laned, put_back, take, told
-from vqx.state.layer import Each, Layer, Plan
-from vqx.state.rows import Rows, overwrite, reserve
-from vqx.state.settling import settle
+from vqx.state.layer import Each, Layer, Plan, stacked
+from vqx.state.rows import Rows, behind, move_behind, overwrite, reserve
+from vqx.state.settling import freed, in_place, settle
 
 
 def step(
@@ -68,16 +68,18 @@ def _settled(plans: Sequence[Plan], layer: Layer, read: Sequence[bool]) -> tuple
     if plans[0].method.floor is not None and (single or groups):
         layer = laned(layer)
     for (_, _, queries), members in groups.items():
-        part = _cut(plans[members[0]], take(layer, members), queries)
-        layer = part if len(members) == len(each.rows) else put_back(layer, members, part)
+        layer = _cut(plans[members[0]], layer, members, queries)
     each = each_of(layer)
     batch, lane, _ = layer.rows.position.shape
-    behind = mx.array([rows * layer.heads for rows in each.rows], mx.uint32)[:, None, None]
-    slot = mx.broadcast_to(behind + mx.arange(layer.heads, dtype=mx.uint32), (batch, lane, layer.heads))
+    slot = stacked(tuple(rows * layer.heads for rows in each.rows)).astype(mx.uint32)
+    slot = mx.broadcast_to(slot + mx.arange(layer.heads, dtype=mx.uint32), (batch, lane, layer.heads))
     for budget, members in single.items():
         # all are looked at, which copies nothing, and of those that are not due nothing is taken
         before = first(layer, (budget + 1) * layer.heads)
         after, chosen = settle(plans[members[0]], before, room=1)
+        if len(members) == batch and chosen is not None:
+            whole = each._replace(rows=(budget,) * batch)
+            return layer._replace(rows=after.rows, each=whole), chosen
         going = mx.array([i in members for i in range(batch)])[:, None, None]
         left = tuple(budget if i in members else rows for i, rows in enumerate(each_of(layer).rows))
         layer = layer._replace(
@@ -103,24 +105,33 @@ def _changed(rows: Rows, before: Rows, after: Rows, going: mx.array) -> Rows:
     return rows._replace(values=values, columns=columns)
 
 
-def _cut(plan: Plan, layer: Layer, queries: int) -> Layer:
+def _cut(plan: Plan, layer: Layer, members: Sequence[int], queries: int) -> Layer:
     """Sequences that hold as many rows and remember as many queries, cut to the budget at once."""
-    seen = layer.seen
-    if seen is not None:
-        seen = seen._replace(queries=seen.queries[..., -queries:, :])
-    cut, _ = settle(plan, layer._replace(seen=seen), room=2)
-    rows = (cut.size,) * len(each_of(layer).rows)
-    return cut._replace(each=each_of(layer)._replace(rows=rows))
+    part, each = take(layer, members), each_of(layer)
+    if part.seen is not None:
+        part = part._replace(seen=part.seen._replace(queries=part.seen.queries[..., -queries:, :]))
+    if in_place(plan, part, 2) and plan.method.merge is None:
+        budget, held = plan.method.budget, part.rows
+        late = behind(layer.rows, members, budget, held.length)
+        # read first: what is at work on a buffer while it is to be written has it copied
+        position = mx.depends([held.position], [late.keys, late.values])[0]
+        slots = freed(plan, part._replace(rows=held._replace(position=position)))
+        left = tuple(budget if i in members else n for i, n in enumerate(each.rows))
+        return layer._replace(rows=move_behind(layer.rows, late, slots), each=each._replace(rows=left))
+    part, _ = settle(plan, part, room=2)
+    if len(members) < len(each.rows):
+        return put_back(layer, members, part)
+    return part._replace(each=each._replace(rows=(part.size,) * len(members)))
 
 
 def _arrived(plan: Plan, each: Each, keys: mx.array, values: mx.array) -> Rows:
     """The next row of every sequence."""
-    start, held = np.array(each.tokens_seen), (keys, values)
+    held = keys, values
     if plan.packing is not None:
         held = plan.packing.packed(keys, values)
         keys, values = plan.packing.unpacked(*held)
-    position = mx.broadcast_to(mx.array(start, mx.int32)[:, None, None], keys.shape[:3])
-    return Rows(*held, position, columns_of(plan, keys, values, start))
+    position = mx.broadcast_to(stacked(each.tokens_seen), keys.shape[:3])
+    return Rows(*held, position, columns_of(plan, keys, values, np.array(each.tokens_seen)))
 
 
 def _resized(layer: Layer, n: int, bound: int) -> Layer:
@@ -130,6 +141,8 @@ def _resized(layer: Layer, n: int, bound: int) -> Layer:
         some = first(layer, n)
         rows = some.rows._replace(keys=layer.rows.keys, values=layer.rows.values)
         return some._replace(rows=rows)
+    if n == held:
+        return layer._replace(rows=reserve(layer.rows, n, bound))
     room = [(0, 0), (0, 0), (0, n - held)]
     rows = reserve(layer.rows, n, bound)
     rows = rows._replace(

@@ -4,6 +4,7 @@ A sequence fills its first rows, and what is behind them is padding up to the lo
 and no query sees it, and the next token is written over it. So what a sequence keeps is what it keeps alone.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
@@ -98,12 +99,13 @@ def laned(layer: Layer) -> Layer:
     return layer._replace(rows=lanes.filled_lane(layer.rows, each_of(layer).rows), heads=heads)
 
 
-def padding(rows: Sequence[int]) -> mx.array | None:
-    """Which rows are filled, ``[B, 1, 1, n]`` booleans; None where all are."""
+@functools.lru_cache(maxsize=2)
+def padding(rows: tuple[int, ...]) -> mx.array | None:
+    """Which rows are filled, ``[B, 1, 1, n]`` booleans; None where all are. Made once for all layers."""
     n = max(rows)
     if min(rows) == n:
         return None
-    return (mx.arange(n) < mx.array([*rows])[:, None])[:, None, None]
+    return mx.array((np.arange(n) < np.array(rows)[:, None])[:, None, None])
 
 
 def put_back(layer: Layer, members: Sequence[int], part: Layer) -> Layer:
@@ -198,7 +200,7 @@ def told(layer: Layer, each: Each) -> Layer:
     if seen is not None:
         count = min(seen.queries.shape[3], tokens_seen)
         origin = None if seen.origin is None else seen.origin[:, -count:]
-        seen = seen._replace(queries=seen.queries[..., -count:, :], origin=origin, known=None)
+        seen = seen._replace(queries=seen.queries[..., -count:, :], origin=origin)
     held, heads = layer.rows, layer.heads
     if heads > 1 and rows == tokens_seen:  # nothing went yet: no head has to see the others' rows
         held, heads = lanes.apart(first(layer, rows * heads).rows, heads), 1

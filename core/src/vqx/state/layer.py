@@ -4,6 +4,7 @@ it reads.
 Every length is a Python int that depends on counts alone, so no step waits for the device.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -86,6 +87,12 @@ class Each(NamedTuple):
     generated: tuple[int, ...]
 
 
+@functools.lru_cache(maxsize=8)
+def stacked(numbers: tuple[int, ...]) -> mx.array:
+    """A number of each sequence, ``[B, 1, 1]`` int32: made once for all layers that ask for it."""
+    return mx.array(np.array(numbers, np.int32)[:, None, None])
+
+
 class Waiting(NamedTuple):
     """Queries of the latest tokens, each generated alone, that the scorer has not seen."""
 
@@ -145,7 +152,7 @@ class Layer(NamedTuple):
     @property
     def end(self) -> Any:
         """The position of the next token; ``[B, 1, 1]`` where the sequences of a batch differ."""
-        return self.tokens_seen if self.each is None else mx.array(self.each.tokens_seen)[:, None, None]
+        return self.tokens_seen if self.each is None else stacked(self.each.tokens_seen)
 
     @property
     def size(self) -> int:
@@ -280,4 +287,4 @@ def next_place(plan: Plan, layer: Layer) -> Any:
     """For which position the next query is rotated; ``[B, 1, 1]`` where the sequences of a batch differ."""
     if not plan.compact:
         return layer.end
-    return layer.size if layer.each is None else mx.array(layer.each.rows)[:, None, None]
+    return layer.size if layer.each is None else stacked(layer.each.rows)

@@ -3,7 +3,7 @@
 Buffers hold more rows than are filled, so that a token is written in place and the cache is not copied.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -154,6 +154,43 @@ def move(rows: Rows, slots: mx.array) -> Rows:
         moved(rows.position, slots)[..., :keep],
         {k: moved(c, slots)[..., :keep] for k, c in rows.columns.items()},
     )
+
+
+class Behind(NamedTuple):
+    """Of some sequences of a batch the rows from ``first`` to ``end``, in arrays of their own."""
+
+    members: Sequence[int]
+    first: int
+    end: int
+    keys: mx.array  # [b, H, m, D]
+    values: mx.array  # [b, H, m, Dv]
+
+
+def behind(rows: Rows, members: Sequence[int], first: int, end: int) -> Behind:
+    """Those rows, read."""
+    at = mx.array([*members])
+    keys, values = (mx.take(buffer[:, :, first:end], at, axis=0) for buffer in (rows.keys, rows.values))
+    return Behind(members, first, end, keys, values)
+
+
+def move_behind(rows: Rows, late: Behind, slots: mx.array) -> Rows:
+    """The rows ``late`` over those of their sequences at ``slots`` ``[b, H, m]``.
+
+    In place, as ``move``; but nothing is dropped, since other sequences may have rows there.
+    """
+    at, head = mx.array([*late.members]), mx.arange(slots.shape[1])[:, None]
+
+    def written(array: mx.array, new: mx.array) -> mx.array:
+        array = array[...]  # as in _written
+        array[at[:, None, None], head, slots] = new
+        return array
+
+    def moved(column: mx.array) -> mx.array:
+        return written(column, mx.take(column[:, :, late.first : late.end], at, axis=0))
+
+    keys, values = written(rows.keys, late.keys), written(rows.values, late.values)
+    columns = {name: moved(column) for name, column in rows.columns.items()}
+    return Rows(keys, values, moved(rows.position), columns)
 
 
 def apart(array: mx.array, first: int, end: int) -> mx.array:

@@ -51,8 +51,7 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
         return layer._replace(rows=closed_up_over(rows, slot) if plan.compact else rows), slot
     keep = method.budget * heads
     few = in_place(plan, layer, room)
-    stay = kernels.highest(score, age, keep)
-    stay = top(score, age, keep) if stay is None else stay
+    stay = _best(score, age, keep)
     rows = _merged(plan, held, rows, ~stay)
     rows = closed_up(rows, ~stay) if plan.compact else rows
     if few:
@@ -90,6 +89,20 @@ def in_place(plan: Plan, layer: Layer, room: int) -> bool:
     excess = layer.size - plan.method.budget
     fits = layer.last == 1 and excess <= plan.options.interval and room <= plan.options.interval
     return fits and plan.defers and layer.heads == 1 and not (layer.seen and layer.seen.logits)
+
+
+def freed(plan: Plan, layer: Layer) -> mx.array:
+    """Where a cut ``in_place`` writes the rows behind the first ``budget``: as of ``vqx.eviction.freed``."""
+    method, held = plan.method, held_of(plan, layer)
+    protected = eviction.safe(method, held.position, held.newest)
+    stay = _best(eviction.guarded(scored(method, held), protected), held.position, method.budget)
+    return eviction.freed(stay, method.budget)
+
+
+def _best(score: mx.array, age: mx.array, keep: int) -> mx.array:
+    """The ``keep`` highest scores, as booleans ``[B, H, n]``; of equal ones the newest."""
+    stay = kernels.highest(score, age, keep)
+    return top(score, age, keep) if stay is None else stay
 
 
 class Ranked(NamedTuple):
