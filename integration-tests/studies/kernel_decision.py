@@ -1,15 +1,18 @@
 """One decision of H2O on the CPU: MLX operations against the C loops of the same body, alternating.
 
 n = 512 rows, D = 128, 8 heads, called from Python: the weights of one query, the mass, the row that goes, and
-positions and mass once the next token stands in its place. Both give the same, and take turns, a call each.
-Prints microseconds (median, and the quarter to three quarters), and how often the loops are faster.
+positions and mass once the next token stands in its place. Both give the same, and take turns of 30 calls: the
+decisions of a token in 30 layers. Prints microseconds (median, and the quarter to three quarters) by the clock
+of the processor and that on the wall, and how often the loops are faster.
 """
 
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
+
+import vqx  # isort: skip  # before mlx
 
 import mlx.core as mx
 import numpy as np
@@ -17,24 +20,30 @@ from vqx import eviction, kernels
 from vqx.state.attention import Block
 from vqx_h2o.method import H2OConfig, h2o
 
-ROUNDS = 300
+ROUNDS = 30
+LAYERS = 30
+CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
 METHOD = h2o(H2OConfig(budget=511, recent=8, normalise=None), itself=True)
 
 
-def times(calls: list[Callable[[], None]]) -> list[np.ndarray]:
-    """Seconds of each call, all in turn."""
-    spent: list[list[float]] = [[] for _ in calls]
-    for _ in range(ROUNDS):
-        for call, into in zip(calls, spent, strict=True):
-            start = time.perf_counter()
-            call()
-            into.append(time.perf_counter() - start)
-    return [np.array(one) for one in spent]
+def times(calls: Mapping[str, Callable[[], None]]) -> np.ndarray:
+    """Microseconds of each call, by the target it runs on: ``[2 clocks, calls, ROUNDS * LAYERS]``."""
+    spent = np.zeros((2, len(calls), ROUNDS * LAYERS))
+    for number in range(0, ROUNDS * LAYERS, LAYERS):
+        for one, (target, call) in enumerate(calls.items()):
+            os.environ["VQX_DEVICE"] = target
+            for each in range(number, number + LAYERS):
+                before = [clock() for clock in CLOCKS.values()]
+                call()
+                after = [clock() for clock in reversed(CLOCKS.values())]
+                spent[:, one, each] = 1e6 * (np.array(after[::-1]) - before)
+    return spent
 
 
 def main() -> None:
     """Measure and print."""
-    print(f"mlx {version('mlx')}, {platform.platform()}, {os.cpu_count()} cores, median (quartiles) in us")
+    print(f"mlx {version('mlx')}, {vqx.blas.preload().name}, {platform.platform()}, {os.cpu_count()} cores")
+    print("median (quartiles) in us")
     mx.set_default_device(mx.cpu)
     for dtype in (mx.float32, mx.float16, mx.bfloat16):
         queries = mx.random.normal((1, 8, 1, 1, 128)).astype(dtype)
@@ -46,7 +55,6 @@ def main() -> None:
         found: dict[str, list[mx.array]] = {}
 
         def operations(stats=stats, block=block, position=position, found=found) -> None:
-            os.environ["VQX_DEVICE"] = "reference"
             mass = stats["mass"] + block.mass()
             score = eviction.guarded(mass, eviction.safe(METHOD, position, 511))
             slot = eviction.victim(score, position)
@@ -56,24 +64,20 @@ def main() -> None:
             found["operations"] = [slot, place]
 
         def loops(stats=stats, block=block, found=found) -> None:
-            os.environ["VQX_DEVICE"] = "host"
             chosen = kernels.step(METHOD, stats, block, whole=True)
             if chosen is None:
                 raise RuntimeError("the kernel did not run")
             mx.eval(chosen.columns["mass"], chosen.position, chosen.slot)
             found["loops"] = [chosen.slot, chosen.position]
 
-        operations()
-        loops()
+        spent = times({"reference": operations, "host": loops})
         if not all(mx.array_equal(*both) for both in zip(*found.values(), strict=True)):
             raise RuntimeError("other rows go")
-        slow, fast = (one * 1e6 for one in times([operations, loops]))
-        ratio = np.median(slow) / np.median(fast)
-        said = [
-            f"{np.median(t):.0f} ({np.quantile(t, 0.25):.0f} to {np.quantile(t, 0.75):.0f})"
-            for t in (slow, fast)
-        ]
-        print(f"{dtype}: MLX operations {said[0]}, C loops {said[1]}: {ratio:.1f} times faster")
+        for clock, each in zip(CLOCKS, spent, strict=True):
+            low, median, high = np.quantile(each, (0.25, 0.5, 0.75), axis=1)
+            said = [f"{median[i]:.0f} ({low[i]:.0f} to {high[i]:.0f})" for i in (0, 1)]
+            ratio = median[0] / median[1]
+            print(f"{dtype}, {clock}: MLX operations {said[0]}, C loops {said[1]}: {ratio:.1f} times faster")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import statistics
 import time
 from importlib.metadata import version
 
+import vqx  # isort: skip  # before mlx
+
 import mlx.core as mx
 import mlx.nn as nn
 from vqx.expectation import expected_logits
@@ -21,9 +23,8 @@ ROUNDS = 9
 
 def main() -> None:
     """Measure and print."""
-    print(
-        f"mlx {version('mlx')}, {platform.platform()}, {os.cpu_count()} cores, median (least to most) in ms"
-    )
+    print(f"mlx {version('mlx')}, {vqx.blas.preload().name}, {platform.platform()}, {os.cpu_count()} cores")
+    print("median (least to most) in ms")
     mx.set_default_device(mx.cpu)
     for n, width in ((512, 64), (512, 128), (2048, 64)):
         keys = mx.random.normal((1, 8, n, width)) + 0.9  # cosines about 0.45, so that rows repeat each other

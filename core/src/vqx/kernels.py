@@ -247,18 +247,18 @@ def _stepped(method: Method, stats: Mapping[str, Any], block: Any, **how: Any) -
     kernel = scorer.kernel
     if kernels is None or where == "reference" or kernel is None or block is None:
         return None
-    asked = _asked(kernels, block)
+    asked, length = _asked(kernels, block), block.length
     if kernel.stands_for != (scorer.score, scorer.observe) or asked is None or not kernels.fits(asked):
         return None
     if kernel.layer:
         return None  # a block has one head's rows, and not the mean over all heads
     if not isinstance(block.generated, int):
         return None  # the sequences of a batch differ
-    if block.length > 1 and kernel.lines.adjust != "(logit)":
+    if length > 1 and kernel.lines.adjust != "(logit)":
         return None  # it changes logits by numbers that differ from token to token
     asked, rule = _ruled(kernels, block, asked, **kernel.rule)
-    factors = kernel.factors(block.start + block.length - 1, block.generated, block.length)
-    if any(isinstance(factor, mx.array) and factor.size > 1 for factor in factors):
+    factors = kernel.factors(block.start + length - 1, block.generated, length)
+    if mx.array in map(type, factors) and any(isinstance(f, mx.array) and f.size > 1 for f in factors):
         return None
     return kernels.step(where, asked, rule, kernel.lines, stats, _guard(kernels, method), factors, **how)
 

@@ -24,6 +24,7 @@ MOST = 256
 """Queries of one head in a call: more are better served by a matrix product."""
 IN_A_PIECE = 64
 """Queries of a prompt that a block sums up at most."""
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 AT_ONCE = 8
 """Queries that a thread holds at a time."""
 
@@ -80,10 +81,10 @@ FUSE = {None: 0, "sum": 1, "max": 2}
 def fits(asked: Asked) -> bool:
     """Whether a kernel can serve these arrays: floats, a query group a row, not too many queries."""
     batch, heads, group, length, width = asked.queries.shape
-    floats = (mx.float32, mx.float16, mx.bfloat16)
-    right = asked.keys.shape[:2] == (batch, heads) and asked.keys.shape[3] == width
-    known = asked.keys.dtype in floats and asked.queries.dtype in floats
-    return right and known and group * length <= MOST and width <= 512 and asked.keys.shape[2] > 0
+    n = asked.keys.shape[2]
+    right = asked.keys.shape == (batch, heads, n, width) and n > 0
+    known = asked.keys.dtype in FLOATS and asked.queries.dtype in FLOATS
+    return right and known and group * length <= MOST and width <= 512
 
 
 def gained(target: str, asked: Asked | Layers, rule: Rule = Rule()) -> mx.array:  # noqa: B008
@@ -139,37 +140,35 @@ def _attend(
     then: str = "nothing",
     whole: bool = False,
 ) -> dict[str, mx.array]:
-    n = asked.position.shape[2]
-    numbers = _numbers((asked.scale, *factors))
+    n, numbers = asked.position.shape[2], _numbers((asked.scale, *factors))
     layers, place = 1, (0, 0)
     arrays: dict[str, mx.array] = {}
     shape: tuple[int, ...]
     if isinstance(asked, Layers):
-        layers, first = len(asked.keys), asked.keys[0]
-        one, heads, capacity, width = first.shape
-        _, count, length, _ = asked.queries[0].shape
-        batch, place = layers * one, (one * heads, capacity)
-        shape = batch, heads, count // heads, length, width
-        read = asked.queries[0].dtype, first.dtype
+        layers = len(asked.keys)
+        queries, keys = asked.queries[0], asked.keys[0]
+        one, heads, capacity, width = keys.shape
+        _, count, length, _ = queries.shape
+        shape, place = (layers * one, heads, count // heads, length, width), (one * heads, capacity)
         for name, each in (("queries", asked.queries), ("keys", asked.keys)):
             arrays.update({f"{name}_{i}": array for i, array in enumerate(each)})
     else:
-        shape = asked.queries.shape
-        batch, _, _, length, _ = shape
-        read = asked.queries.dtype, asked.keys.dtype
-        arrays["queries"], arrays["keys"] = asked.queries, asked.keys
-    held = {"position": asked.position, "starts": starts(asked.start, batch), **stats}
-    arrays.update(held)
-    types = (*read, *[array.dtype for array in held.values()])
-    arrays["sizes"] = sizes(n, rule.old, guard or Guard(), length, *place)
+        queries, keys = arrays["queries"], arrays["keys"] = asked.queries, asked.keys
+        shape = tuple(queries.shape)
+        length = shape[3]
+    arrays["position"] = asked.position
+    arrays["starts"] = starts(asked.start, shape[0])
+    arrays["sizes"] = sizes(n, rule.old, guard or _UNGUARDED, length, *place)
     arrays["factors"] = numbers
     arrays["shares"] = shares(length, rule.decay, rule.queries == "mean")
     arrays["sinks"] = numbers if asked.sinks is None else asked.sinks.astype(mx.float32)
     if logits is not None:
         arrays["logits"] = logits
+    arrays.update(stats)
+    kinds = queries.dtype, keys.dtype
     how = (guard is not None, then, logits is not None, asked.sinks is not None, layers)
-    for body, call in _launches(target, tuple(shape), n, tuple(stats), types, rule, method, *how):
-        inputs = [arrays[name] for name in body.reads] if whole else laid_out(body, arrays)
+    for body, call in _launches(target, shape, n, kinds, rule, method, *how):
+        inputs = [arrays[name] for name in body.reads] if whole else laid_out(target, body, arrays)
         arrays.update(zip(body.writes, call(inputs), strict=True))
     return arrays
 
@@ -179,8 +178,7 @@ def _launches(
     target: str,
     shape: tuple[int, ...],
     n: int,
-    stats: tuple[str, ...],
-    types: tuple[mx.Dtype, ...],
+    kinds: tuple[mx.Dtype, mx.Dtype],
     rule: Rule,
     method: Method,
     ranks: bool,
@@ -198,9 +196,9 @@ def _launches(
         "MAXS": int(rule.queries == "max"), "SINKS": int(sinks), "ONE": int(length == 1),
         "PIECES": -(-length // IN_A_PIECE) if given else 1,
     }  # fmt: skip
-    known = dict(zip(("queries", "keys", "position", "starts", *stats), types, strict=True))
-    known.update(sizes=mx.int32, slot=mx.int32)
-    known.update({f"{name}_{i}": known[name] for name in STRIDED for i in range(layers)})
+    types = dict.fromkeys(("position", "starts", "sizes", "slot"), mx.int32)
+    for name, kind in zip(STRIDED, kinds, strict=True):
+        types.update(dict.fromkeys((name, *[f"{name}_{i}" for i in range(layers)]), kind))
     shapes: dict[str, tuple[tuple[int, ...], mx.Dtype]] = {
         "logits": ((batch, heads, group * length, n), mx.float32),
         "tops": ((batch, heads, count, 2), mx.float32),
@@ -214,7 +212,7 @@ def _launches(
     for names, span, parts in _parts(target, n, group * length, count, then, given, constants["PIECES"]):
         body = compose(names, method, ranks=ranks, columns=method.writes, layers=layers)
         outputs = tuple(shapes[name] for name in body.writes)
-        each = tuple(known.get(name, mx.float32) for name in body.reads)
+        each = tuple(types.get(name, mx.float32) for name in body.reads)
         numbers = (*constants.items(), ("SPAN", span))
         call = prepared(target, body, each, numbers, rows=batch * heads, parts=parts, outputs=outputs)
         found.append((body, call))
@@ -222,6 +220,7 @@ def _launches(
 
 
 _NONE = mx.zeros((0,), mx.int32)
+_UNGUARDED = Guard()
 CHOSEN = {"nothing": (), "choose": ("lowest",), "exchange": ("lowest", "exchanged")}
 
 
@@ -244,6 +243,6 @@ def _parts(
 
 def _numbers(numbers: tuple[float | mx.array, ...]) -> mx.array:
     """Numbers as one array; one that the device alone knows, an array of one, stays there."""
-    if not any(isinstance(number, mx.array) for number in numbers):
+    if mx.array not in map(type, numbers):
         return floats(numbers)
     return mx.concatenate([mx.array(number).astype(mx.float32).reshape(1) for number in numbers])

@@ -58,6 +58,8 @@ TENSOR = ("bars", "weighed")
 """Fragments that multiply on tensor cores, which CUDA alone has."""
 STRIDED = ("queries", "keys")
 """Arrays that a kernel reads where they lie; all others come row by row."""
+SMALL = ("sizes", "factors", "starts", "shares", "sinks", "counts")
+"""Arrays of a few numbers, mostly made once (``vqx_kernels.small``)."""
 
 
 class Body(NamedTuple):

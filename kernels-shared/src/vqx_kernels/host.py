@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from vqx_kernels.bodies import STRIDED, Body
+from vqx_kernels.bodies import SMALL, STRIDED, Body
 
 C_TYPES = {
     mx.float32: "float",
@@ -45,6 +45,7 @@ FLAGS = (
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-fopenmp-simd",
     "-fPIC",
     "-shared",
 )
@@ -111,6 +112,7 @@ def prepared(
     function = _function(body, types, fixed, tuple(dtype for _, dtype in outputs))
     asked = [constants.get(name, 0) for name in RUNTIME]
     count = len(types)
+    tells = [_tell_again if name in SMALL else _tell for name in body.reads]
     given_out = [
         None if name in body.inner else _narrow if dtype == mx.bfloat16 else mx.array
         for name, (_, dtype) in zip(body.writes, outputs, strict=True)
@@ -122,8 +124,8 @@ def prepared(
         made = spare.pop() if spare else _made(count, outputs)
         tensors, given = made.tensors, arrays
         while True:
-            held = [array.__dlpack__() for array in given]
-            tensors[:count] = [_PEEK(one, b"dltensor") for one in held]
+            told = [tell(array) for tell, array in zip(tells, given, strict=True)]
+            tensors[:count] = [pointer for pointer, _ in told]
             apart = function(tensors, parts, rows, *asked)
             if apart < 0:
                 break
@@ -144,9 +146,18 @@ NUMPY: dict[mx.Dtype, Any] = {
 
 NOTHING = mx.zeros((0,))
 
-# an array's memory as DLPack tells it, to be read while its capsule is held
 _PEEK = ctypes.pythonapi.PyCapsule_GetPointer
 _PEEK.restype, _PEEK.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def _tell(array: Any) -> tuple[int, Any]:
+    """An array's memory as DLPack tells it: a pointer, good while the capsule beside it is held."""
+    capsule = array.__dlpack__()
+    return _PEEK(capsule, b"dltensor"), capsule
+
+
+_tell_again = functools.lru_cache(maxsize=1024)(_tell)
+"""The same of small arrays, which come again and again; those held here stay in memory."""
 
 
 def _narrow(result: Any) -> mx.array:
@@ -164,10 +175,11 @@ class _Made(NamedTuple):
 
 def _made(reads: int, outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> _Made:
     results = [np.empty(shape, NUMPY[dtype]) for shape, dtype in outputs]
-    held = [result.__dlpack__() for result in results]
+    told = [_tell(result) for result in results]
     tensors = (ctypes.c_void_p * (reads + len(outputs)))()
-    tensors[reads:] = [_PEEK(one, b"dltensor") for one in held]
-    return _Made(results, held, tensors, sum(result.nbytes for result in results))
+    tensors[reads:] = [pointer for pointer, _ in told]
+    views = [result.data for result in results]  # which MLX copies faster than NumPy's arrays
+    return _Made(views, told, tensors, sum(view.nbytes for view in views))
 
 
 @functools.cache

@@ -76,6 +76,8 @@ VQX_FN void vqx_dots(VQX_THREAD float* dots, const VQX_DEV T* key, vqx_i64 strid
     for (vqx_u32 m = 1u; m < 8u; m <<= 1) dots[q] = dots[q] + vqx_xor(dots[q], m);
 }
 #define VQX_EACH(i, first, last) for (int i = (first) + int(vqx_tid); i < (last); i += VQX_THREADS)
+#define VQX_EACH_OF(q, d, many, width) VQX_EACH(vqx_e, 0, (many) * (width)) \
+  for (int q = vqx_e / (width), d = vqx_e % (width), vqx_once = 1; vqx_once; vqx_once = 0)
 #define VQX_ONCE if (vqx_tid == 0u)
 // A block takes VQX_KEYS keys at a time; the lanes of all go round together, or a shuffle would miss some.
 #define VQX_KEYS (VQX_THREADS / 8)

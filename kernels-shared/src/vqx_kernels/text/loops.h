@@ -22,8 +22,8 @@ VQX_FN void vqx_dots(float* dots, const T* keys, int count, vqx_i64 across, vqx_
   for (int k = 0; k < KB; k++) key[k] = keys + vqx_min(k, count - 1) * across;
   for (int k = 0; k < KB * QB; k++) sum[k] = vqx_none();
   for (; along == 1 && d + 8 <= width; d += 8) {
-    if (d * sizeof(T) % 64 == 0)  // the same of the next keys, which a processor does not foresee across pages
-      for (int k = 0; k < KB; k++) __builtin_prefetch(key[k] + KB * across + d);
+    // as much of the next keys, if rows follow each other: a processor does not foresee them across pages
+    for (int b = 0; b < int(8 * KB * sizeof(T)); b += 64) __builtin_prefetch((const char*)(keys + KB * across + d * KB) + b);
     for (int q = 0; q < QB; q++) {
       vqx_eight x = vqx_load(asked + q * width + d);
       for (int k = 0; k < KB; k++) sum[k * QB + q] = vqx_add(vqx_load(key[k] + d), x, sum[k * QB + q]);
@@ -33,15 +33,17 @@ VQX_FN void vqx_dots(float* dots, const T* keys, int count, vqx_i64 across, vqx_
     for (int k = 0; k < KB * QB; k += 4) vqx_fold(dots + k, sum + k);
     return;
   }
+  float rest[KB * QB][8];
+  for (int k = 0; k < KB * QB; k++) vqx_store(rest[k], sum[k]);
   for (int k = 0; k < KB * QB; k++) {
-    float s[8];
-    vqx_store(s, sum[k]);
+    float* s = rest[k];
     for (int e = d; e < width; e++) s[(e - d) & 7] = vqx_fma(float(key[k / QB][e * along]), asked[k % QB * width + e], s[(e - d) & 7]);
     dots[k] = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
   }
 }
 #define VQX_SOME (QB < 2 ? 8 : QB < 4 ? 4 : QB < 8 ? 2 : 1)
 #define VQX_EACH(i, first, last) for (int i = (first); i < (last); i++)
+#define VQX_EACH_OF(q, d, many, width) for (int q = 0; q < (many); q++) for (int d = 0; d < (width); d++)
 #define VQX_ONCE
 #define VQX_KEYS 1
 #define VQX_KEY 0
@@ -55,10 +57,14 @@ VQX_FN void vqx_dots(float* dots, const T* keys, int count, vqx_i64 across, vqx_
 #define VQX_SCRATCH
 #define VQX_BLOCK_SUM(dst, i, n, expr) float dst; { alignas(64) float vqx_a[VQX_THREADS]; for (int t = 0; t < VQX_THREADS; t++) vqx_a[t] = 0.0f; \
   for (int b = 0; b < (n); b += VQX_THREADS) { int m = vqx_min(VQX_THREADS, (n) - b); for (int t = 0; t < m; t++) { int i = b + t; vqx_a[t] = vqx_a[t] + (expr); } } dst = vqx_tree(vqx_a); }
-#define VQX_BLOCK_MAX(dst, i, n, expr) float dst = -INFINITY; { alignas(64) float vqx_a[16]; for (int t = 0; t < 16; t++) vqx_a[t] = -INFINITY; \
-  int b = 0; for (; b + 16 <= (n); b += 16) for (int t = 0; t < 16; t++) { int i = b + t; vqx_a[t] = vqx_max(vqx_a[t], (expr)); } \
-  for (; b < (n); b++) { int i = b; dst = vqx_max(dst, (expr)); } for (int t = 0; t < 16; t++) dst = vqx_max(dst, vqx_a[t]); }
+// The best of many is the same in any order, which compilers are told, and so put into vector registers.
+#define VQX_TOLD(what) _Pragma(#what)
+#define VQX_BLOCK_BEST(T, dst, best, with, none, i, n, expr) T dst = (none); \
+  VQX_TOLD(omp simd reduction(best:dst)) for (int i = 0; i < (n); i++) dst = with(dst, (expr))
+#define VQX_BLOCK_MAX(dst, i, n, expr) VQX_BLOCK_BEST(float, dst, max, vqx_max, -INFINITY, i, n, expr)
 #define VQX_BLOCK_COUNT(dst, i, n, expr) vqx_u32 dst = 0u; for (int i = 0; i < (n); i++) dst = dst + ((expr) ? 1u : 0u)
-#define VQX_BLOCK_FIRST(dst, i, n, score, place) int dst = 0x7fffffff; { float vqx_s = INFINITY; int vqx_p = 0x7fffffff; \
-  for (int i = 0; i < (n); i++) { float vqx_t = (score); int vqx_o = (place); if (vqx_before(vqx_t, vqx_o, i, vqx_s, vqx_p, dst)) { vqx_s = vqx_t; vqx_p = vqx_o; dst = i; } } }
+// The lowest score, the oldest row that has it, the first slot that has both.
+#define VQX_BLOCK_FIRST(dst, i, n, score, place) VQX_BLOCK_BEST(float, dst##_score, max, vqx_max, -INFINITY, i, n, -(score)); \
+  VQX_BLOCK_BEST(int, dst##_place, min, vqx_min, 0x7fffffff, i, n, (score) == -dst##_score ? (place) : 0x7fffffff); \
+  VQX_BLOCK_BEST(int, dst, min, vqx_min, 0x7fffffff, i, n, (score) == -dst##_score && (place) == dst##_place ? i : 0x7fffffff)
 #define VQX_BLOCK_ORDER(i, first, last, yes, number, ...) { vqx_u32 number = 0u; for (int i = (first); i < (last); i++) if (yes) { __VA_ARGS__; number++; } }
