@@ -1,9 +1,9 @@
 """One decision of H2O on the CPU: MLX operations against the C loops of the same body, alternating.
 
 n = 512 rows, D = 128, 8 heads, called from Python: the weights of one query, the mass, the row that goes, and
-positions and mass once the next token stands in its place. Both give the same, and take turns of 30 calls: the
-decisions of a token in 30 layers. Prints microseconds (median, and the quarter to three quarters) by the clock
-of the processor and that on the wall, and how often the loops are faster.
+positions and mass once the next token stands in its place. Both give the same, and take turns, 30 calls each:
+the decisions of a token in 30 layers. Prints microseconds (median, and the quarter to three quarters) by the
+processor's clock and by the wall's, and how often the loops are faster.
 """
 
 import os
