@@ -4,9 +4,22 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vqx.state.rows import STEP, Rows, append, append_bare, filled, move, no_rows, overwrite, pick, reserve
+from vqx.state.rows import (
+    STEP,
+    Rows,
+    append,
+    append_bare,
+    capacity_for,
+    filled,
+    move,
+    no_rows,
+    overwrite,
+    pick,
+    reserve,
+)
 
 SHAPE = (2, 3)  # B, H
 
@@ -61,6 +74,29 @@ def test_no_room_is_made_past_the_most_rows_there_may_be() -> None:
     assert rows.keys.shape[2] == 24
     assert append(rows, arriving(3, 30), bound=24).keys.shape[2] == 33
     assert append(no_rows(arriving(0, 1)), arriving(0, 3), bound=10**6).keys.shape[2] == STEP
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "whole"),
+    [
+        (1, 513, False),
+        (1, 8193, False),
+        (1, 16385, True),
+        (8, 2049, False),
+        (8, 8193, True),
+        (16, 2049, True),
+    ],
+)
+def test_on_cuda_much_to_read_is_held_in_whole_steps_and_little_is_not(
+    batch: int, rows: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 heads of 64 channels of 2 bytes: which of MLX's two attentions reads them hangs on it."""
+    keys = mx.zeros((batch, 8, 1, 64), mx.float16)
+    assert capacity_for(rows, keys) == rows
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert capacity_for(rows, keys) == (-(-rows // STEP) * STEP if whole else rows)
+    assert capacity_for(512, keys[:1]) == 513
 
 
 def test_what_attention_reads_is_never_longer_than_what_is_filled() -> None:
