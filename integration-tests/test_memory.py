@@ -97,8 +97,9 @@ def test_a_full_cache_holds_a_tenth_more_than_its_rows_at_most(method: str, make
     assert any(cache.tokens_kept < cache.tokens_seen for cache in caches)
 
 
-LEAST = {"h2o": 24, "tova": 30, "morphkv": 142, "r-kv": 142, "snapkv": 532, "expected-attention": 1070}
-"""At its defaults, with layers of SmolLM2: rows from which on all that is held is a tenth more at most."""
+WITHIN = ("h2o", "tova", "morphkv", "r-kv", "snapkv", "chunkkv", "critical")
+LEAST = {**dict.fromkeys(WITHIN, 24), "expected-attention": 1070}
+"""At its defaults, with layers of SmolLM2: rows at which all that is held is a tenth more at most."""
 
 
 @pytest.mark.parametrize("method", LEAST)
@@ -113,7 +114,25 @@ def test_a_tenth_more_is_held_from_so_many_rows_on(method: str, make_llama: Any)
             mx.eval([cache.state for cache in caches])
         within.append(sum(cache.nbytes for cache in caches) <= 1.1 * budget * row)
         assert caches[0].tokens_kept == budget < caches[0].tokens_seen
-    assert within == [method == "h2o", True]
+    assert within == [method in WITHIN, True]
+
+
+BEYOND = {"morphkv": 8, "r-kv": 8, "snapkv": 32, "critical": 32}
+"""Queries that are held beside a great budget: from so many rows on they are few."""
+
+
+@pytest.mark.parametrize("method", BEYOND)
+def test_from_128_rows_on_the_usual_window_is_held_and_one_given_always(method: str, make_llama: Any) -> None:
+    model, usual = make_llama(num_hidden_layers=1), BEYOND[method]
+
+    def window(**options: Any) -> int:
+        plan = vqx.make_cache(model, method, **options)[0].plan
+        assert plan.method.recent == plan.method.scorer.window
+        return int(plan.method.scorer.window)
+
+    assert [window(budget=budget) for budget in (8, 24, 64, 127, 128)] == [1, 1, 4, 7, usual]
+    assert window(budget=24, window=8) == 8
+    assert window(budget=200, window=3) == 3
 
 
 @pytest.mark.parametrize("method", ["h2o", "tova"])

@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -131,7 +131,7 @@ def _of_method(name: str) -> dict[str, Callable[[], str]]:
         "facts": lambda: _facts(name, package),
         "picture": lambda: _picture(name),
         "options": lambda: "\n\n".join(
-            (f"`{spec.name}`:\n\n" if len(_specs(name)) > 1 else "") + _options(spec.config)
+            (f"`{spec.name}`:\n\n" if len(_specs(name)) > 1 else "") + _options(spec.config, spec.windows)
             for spec in _distinct(_specs(name))
         ),
         "evidence": lambda: _evidence(name),
@@ -221,11 +221,12 @@ def _picture(name: str) -> str:
     )
 
 
-def _options(config: type[Any]) -> str:
+def _options(config: type[Any], windows: Sequence[str] = ()) -> str:
     said = _docstrings(config)
     rows = []
     for field in fields(config):
         values = _values(field)
+        values += "; below 128 rows a sixteenth of the budget" if field.name in windows else ""
         cost = COSTS.get(field.name, "")
         rows.append((f"`{field.name}`", values, said.get(field.name, ""), cost))
     return _table(("option", "default", "meaning", "costs"), rows)

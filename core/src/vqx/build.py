@@ -67,6 +67,24 @@ def split_options(chain: Chain, given: Mapping[str, object]) -> tuple[dict[str, 
     )
 
 
+def settled(chain: Chain, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the windows that nobody gave, where the budget is below 128 rows.
+
+    They are a sixteenth of it then, one at least and no more than usual: a query of all heads weighs as much
+    as one row or two.
+    """
+    budget: Any = own.get("budget")
+    rows = [*budget] if isinstance(budget, Iterable) and not isinstance(budget, str) else [budget]
+    if not all(isinstance(each, Integral) and 0 < int(each) < 128 for each in rows):
+        return {**own}
+    most = max(1, min(map(int, rows), default=1) // 16)
+    for place, spec in enumerate(chain):
+        usual: dict[str, Any] = {field.name: field.default for field in fields(spec.config)}
+        for name in {*spec.windows} & _options(spec, around=place + 1 < len(chain)) - {*own}:
+            own = {**own, name: min(usual[name], most)}
+    return {**own}
+
+
 def methods_for(chain: Chain, own: Mapping[str, Any], layers: Sequence[LayerInfo]) -> list[Method]:
     """One method per layer; ``budget`` may be one number or one per layer.
 

@@ -45,6 +45,9 @@ class MethodSpec:
     only shares rows out, in the place of ``wrap``."""
     alone: Sequence[str] = ()
     """Options that mean nothing around another method, and are refused there unless that method has them."""
+    windows: Sequence[str] = ()
+    """Options that count the latest queries a score looks at, which are held and whose rows are safe: where
+    nobody gives them, a small budget has fewer (``vqx.build.settled``)."""
     adapted: Mapping[str, object] = field(default_factory=dict)
     """Defaults of the adapted system, for the façade (``KVCacheConfig``)."""
     example: Mapping[str, object] | None = field(default_factory=dict)

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import mlx.nn as nn
 
-from vqx.build import Chain, chain_of, methods_for, split_options
+from vqx.build import Chain, chain_of, methods_for, settled, split_options
 from vqx.host.distribution import all_layers, group_of, share_of_layers
 from vqx.host.layers import attention_of, layer_of, plain_layers
 from vqx.host.layers import own_caches as own_caches
@@ -100,6 +100,7 @@ def cache_factory(
     best, engine = BEST[question]
     chain = _best(best) if method is None else chain_of(method)
     own, given = split_options(chain, options)
+    own = settled(chain, own)
     engine = {**engine, **given}
     evicting = plain_layers(model)
     if not evicting:

@@ -34,6 +34,7 @@ from vqx.state.parts import (
     watched,
 )
 from vqx.state.saved import Recipe
+from vqx.state.settling import settle
 from vqx.state.shown import check, unusable
 from vqx.state.turn import Turn
 
@@ -65,7 +66,7 @@ class EvictingBatch:
         self.updated: Callable[[Any], None] | None = first.updated
         self.unseen = ""
         empty = tuple(i for i, cache in enumerate(caches) if cache.layer is None)
-        held = [Part((i,), cache.layer) for i, cache in enumerate(caches) if cache.layer is not None]
+        held = [Part((i,), _by_query(c.plan, c.layer)) for i, c in enumerate(caches) if c.layer is not None]
         self._parts: list[Part] = [*([Part(empty)] if empty else []), *held]
         self._one: Any = None  # the cache that does all, while the sequences have one history
         self._length = 0  # tokens of the last forward, padding included
@@ -185,6 +186,7 @@ class EvictingBatch:
         if self._is_one(own, length):
             if self._one is None:
                 self._one = self._alone(self._parts[0].layer, 0, self._nan, self.unseen)
+                self._one.joined = True
             self._length = length
             rows: tuple[mx.array, mx.array] = self._one.update_and_fetch(keys, values)
             return rows
@@ -474,3 +476,8 @@ class EvictingBatch:
         due = [i for i in self.members.undecided if left[i] < held[i]]
         if due:
             self.allotment.decide([self] if self.turn is None else self.turn.caches, due)
+
+
+def _by_query(plan: Plan, layer: Layer) -> Layer:
+    """A layer that has been judged without the row that goes: sequences of a batch are judged by queries."""
+    return layer if layer.score is None else settle(plan, layer, room=2)[0]

@@ -28,6 +28,7 @@ from vqx.state.rows import without_buffers
 from vqx.state.run import Run, begun
 from vqx.state.saved import Recipe, Saved, layer_of, parts, written
 from vqx.state.seats import Seat, seated
+from vqx.state.settling import judged
 from vqx.state.shown import check, unusable
 from vqx.state.turn import LONG, Turn
 
@@ -90,6 +91,7 @@ class EvictingCache:
         self.change = UNSEEN
         self.recipe = recipe
         self.apart: Callable[[], str] = str  # why its model reads no batches; empty where it does
+        self.joined = False  # whether other sequences may come to it, which are judged by queries
         self._still: Layer | None = None  # before the run under way
         self._run: Run | Seat | None = None
         self._spare = 0  # tokens that need nothing but room, as far as is known
@@ -246,6 +248,7 @@ class EvictingCache:
             return self._layer.ahead.carried
         waiting = self._layer.waiting
         known = [] if waiting is None or waiting.known is None else [waiting.known.mass]
+        known = known if self._layer.score is None else [self._layer.score]
         if not self._loose:
             return known
         self._loose = False
@@ -326,7 +329,10 @@ class EvictingCache:
                     if self.turn is not None and self.turn.council.serves(self.plan, layer):
                         self.turn.council.hear(self, layer.tokens_seen, self.turn.count, keys)
                     else:
-                        self._layer = layer._replace(ahead=decided(self.plan, layer))
+                        layer = layer._replace(ahead=decided(self.plan, layer))
+                        if mass is not None and layer.ahead is None and not self.joined:
+                            layer = judged(self.plan, caught_up(self.plan, layer))
+                        self._layer = layer
                 return
         why, logits = unusable(self.plan, layer, keys, mask)
         if logits and layer.rows.keys.shape[1] == 1 and self.plan.method.merge is not None:
@@ -342,10 +348,11 @@ class EvictingCache:
             grouped = queries.reshape(batch, layer.rows.keys.shape[1] * layer.heads, -1, length, width)
             layer = caught_up(self.plan, layer)
             known = None if mass is None else Known(mass)
-            self.layer = watch(
+            layer = watch(
                 self.plan, layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits,
                 known=known, given=weights,
             )  # fmt: skip
+            self.layer = layer if self.joined else judged(self.plan, layer)
 
     def takes(self, keys: mx.array, mask: Any) -> bool:
         """Whether ``observe`` is better told the weights of the attention under way, with such a mask.

@@ -34,7 +34,7 @@ def decided(plan: Plan, layer: Layer) -> Ahead | None:
     That is in the forward before: in one that reads a buffer besides, MLX's CUDA cannot write it in place.
     """
     method, options = plan.method, plan.options
-    plain = layer.heads == 1 and layer.last == 1 and layer.each is None
+    plain = layer.heads == 1 and layer.last == 1 and layer.each is None and layer.score is None
     if not plain or not plan.due(layer) or not plan.defers or (layer.seen is not None and layer.seen.logits):
         return None
     apart = plan.packing is None and plan.rotary is None and method.merge is None and not options.undo

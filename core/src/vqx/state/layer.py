@@ -144,6 +144,7 @@ class Layer(NamedTuple):
     heads: int = 1  # heads whose rows stand in one lane (vqx.state.lanes)
     padding: int = 0  # rows of the lane that are nobody's, on average over the processes that share the heads
     waiting: Waiting | None = None
+    score: mx.array | None = None  # [B, H or 1, n] float32, instead of the one query that it was made from
     ahead: Ahead | None = None
     written: mx.array | None = None  # the positions as a kernel wrote them last, and all columns with them
     gone: Gone | None = None  # with `undo`: the row that the latest one was written over
@@ -163,6 +164,7 @@ class Layer(NamedTuple):
     def carried(self) -> list[mx.array]:
         """The arrays that no logits need yet."""
         asked = [] if self.seen is None else self.seen.arrays
+        asked = asked if self.score is None else [*asked, self.score]
         total = [] if self.key_sum is None else [self.key_sum]
         return [self.rows.position, *self.rows.columns.values(), *self.notes.values(), *asked, *total]
 

@@ -84,6 +84,8 @@ def parts(layer: Layer) -> tuple[dict[str, Any], dict[str, mx.array]]:
         facts |= {"origin": origin, "scale": seen.scale, "logits": seen.logits}
         arrays |= {"queries": seen.queries} | ({} if seen.sinks is None else {"sinks": seen.sinks})
         arrays |= {} if seen.known is None else {"mass": seen.known.mass}
+    if layer.score is not None:
+        arrays["score"] = layer.score
     if layer.key_sum is not None:
         arrays["key sum"] = layer.key_sum
     return facts, arrays
@@ -103,6 +105,7 @@ def layer_of(facts: Mapping[str, Any], arrays: Mapping[str, mx.array], plan: Pla
     layer = Layer(
         Rows(arrays["keys"], arrays["values"], arrays["position"], _named("column ", arrays)),
         seen=_seen(facts, arrays, plan),
+        score=arrays.get("score"),
         key_sum=arrays.get("key sum"),
         notes=_named("note ", arrays),
         evicted=facts["evicted"],
@@ -163,7 +166,12 @@ def _check_rows(layer: Layer, like: Layer) -> None:
 def _check_queries(layer: Layer, plan: Plan, like: Layer) -> None:
     scorer, seen, batch = plan.method.scorer, layer.seen, layer.rows.keys.shape[0]
     asked = scorer.window > 0 or (plan.replays(layer) and scorer.reads_queries)
-    _want(seen is not None or not asked, "queries are missing")
+    _want(seen is not None or not asked or layer.score is not None, "queries are missing")
+    if layer.score is not None:
+        right = seen is None and scorer.observe is None and scorer.window == 1
+        _want(right and layer.score.dtype == mx.float32, "scores")
+        _, heads, n = layer.rows.position.shape
+        _want(layer.score.shape in ((batch, heads, n), (batch, 1, n)), "scores")
     if seen is not None and like.seen is not None:
         shape, usual = seen.queries.shape, like.seen.queries.shape
         _want((shape[0], *shape[1:3]) == (batch, *usual[1:3]), f"queries of shape {shape}")

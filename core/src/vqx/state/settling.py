@@ -22,7 +22,8 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
 
     The layer must be caught up.
     """
-    method, rows = plan.method, layer.rows
+    method, rows, known = plan.method, layer.rows, layer.score
+    layer = layer._replace(score=None)
     if plan.replays(layer):
         slots, columns = _replayed(plan, layer)
         if plan.compact:
@@ -34,11 +35,12 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
     if not plan.due(layer):
         return layer, None
     held = held_of(plan, layer)
-    dropped = _dropped(plan, layer, held, room)
+    known = scored(method, held) if known is None else mx.broadcast_to(known, held.position.shape)
+    dropped = _dropped(plan, layer, known, room)
     if dropped is not None:
         return dropped, None
     protected = eviction.safe(method, held.position, held.newest)
-    layer, score = _together(plan, layer, held, eviction.guarded(scored(method, held), protected))
+    layer, score = _together(plan, layer, held, eviction.guarded(known, protected))
     if plan.across is not None and method.floor is not None:
         return _over_processes(plan, plan.across, layer, score, room)
     rows, heads = layer.rows, layer.heads
@@ -61,7 +63,7 @@ def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]
     return layer._replace(rows=pick(rows, slots, room * heads), seen=seen), None
 
 
-def _dropped(plan: Plan, layer: Layer, held: Held, room: int) -> Layer | None:
+def _dropped(plan: Plan, layer: Layer, score: mx.array, room: int) -> Layer | None:
     """The layer after a cut by kernels that guard, choose and carry along; None: none serves it."""
     method, rows = plan.method, layer.rows
     shared = layer.heads > 1 or method.floor is not None or layer.each is not None
@@ -71,7 +73,7 @@ def _dropped(plan: Plan, layer: Layer, held: Held, room: int) -> Layer | None:
         return None
     known = kernels.kept(
         method,
-        scored(method, held),
+        score,
         rows.position,
         rows.columns,
         method.budget,
@@ -105,6 +107,21 @@ def _best(score: mx.array, age: mx.array, keep: int) -> mx.array:
     return top(score, age, keep) if stay is None else stay
 
 
+def judged(plan: Plan, layer: Layer) -> Layer:
+    """The layer with its rows' scores instead of the one query that they hang on.
+
+    That is where attention said what the query gives to each row, rows go before the next come, and nothing
+    else asks for it: a query of all heads weighs as much as rows. The layer must be caught up.
+    """
+    scorer, seen = plan.method.scorer, layer.seen
+    asked = scorer.observe is not None or scorer.window != 1 or plan.method.merge is not None
+    if asked or seen is None or seen.known is None or not plan.due(layer):
+        return layer
+    held = held_of(plan, layer)
+    score = mx.array(scorer.score(held))
+    return layer._replace(score=score if score.ndim == 3 else scored(plan.method, held), seen=None)
+
+
 class Ranked(NamedTuple):
     """The rows of a layer as its next cut ranks them."""
 
@@ -119,7 +136,8 @@ def ranked(plan: Plan, layer: Layer) -> Ranked:
     score = mx.full(held.position.shape, mx.nan)
     if not plan.replays(layer):
         safe = eviction.safe(plan.method, held.position, held.newest)
-        score = eviction.guarded(scored(plan.method, held), safe)
+        known = scored(plan.method, held) if layer.score is None else layer.score
+        score = eviction.guarded(mx.broadcast_to(known, held.position.shape), safe)
     # room for two rows: with room for one, settling names a slot instead of dropping its row
     left = position_of(settle(plan, layer, room=2)[0])
     stays = mx.any(held.position[..., None] == left[..., None, :], axis=-1)

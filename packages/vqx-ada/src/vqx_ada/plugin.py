@@ -16,6 +16,7 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             build=build,
             wrap=wrap,
             alone=("n_sink", "window", "kernel"),
+            windows=("window",),
             example={"window": 8},
         )
     ]

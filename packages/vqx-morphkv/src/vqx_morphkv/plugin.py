@@ -14,6 +14,7 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             paper="arXiv 2503.00979",
             config=MorphKVConfig,
             build=build,
+            windows=("window",),
         )
     ]
 

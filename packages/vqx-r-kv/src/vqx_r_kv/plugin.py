@@ -14,6 +14,7 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             paper="arXiv 2505.24133",
             config=RKVConfig,
             build=build,
+            windows=("window",),
         )
     ]
 

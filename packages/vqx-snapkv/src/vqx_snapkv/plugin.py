@@ -14,6 +14,7 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             paper="arXiv 2404.14469",
             config=SnapKVConfig,
             build=build,
+            windows=("window",),
             example={"window": 8},
         )
     ]
