@@ -54,7 +54,7 @@ def test_scores_stand_for_the_query_and_the_same_rows_stay(
             judged += known
             assert not known or (cache.layer.seen is None and cache.plan.due(cache.layer))
     assert judged >= 2 * len(caches)
-    monkeypatch.setattr(Plan, "takes_mass", lambda plan, layer: False)
+    monkeypatch.setattr(Plan, "takes_mass", lambda plan, layer, *rest, **more: False)
     others = made(model, setting)
     read(model, others, LENGTHS)
     assert all(cache.layer.score is None for cache in others)
