@@ -22,6 +22,7 @@ from vqx.host.models import random_llama, rotating_caches
 from vqx.host.watching import watch_attention
 
 ROWS, INTERVAL, LAYERS = 64, 32, 16
+METHODS = "streaming-llm", "h2o", "tova"
 SIZES = {
     "hidden_size": 64, "intermediate_size": 64, "head_dim": 8, "num_attention_heads": 8,
     "num_key_value_heads": 2,
@@ -31,8 +32,9 @@ SIZES = {
 
 def no_kernels() -> None:
     """Have launches give zeros, and vqx believe that a GPU of NVIDIA's is there."""
-    kernel, attention, targets = (
-        importlib.import_module(f"vqx_kernels.{name}") for name in ("kernel", "attention", "targets")
+    *modules, targets = (
+        importlib.import_module(f"vqx_kernels.{name}")
+        for name in ("kernel", "attention", "turning", "targets")
     )
 
     @functools.lru_cache(maxsize=4096)
@@ -41,7 +43,8 @@ def no_kernels() -> None:
         return lambda inputs: mx.depends(zeros, inputs)
 
     there = targets.Target("cuda", True, "none at all")
-    vars(kernel)["prepared"] = vars(attention)["prepared"] = prepared
+    for module in modules:
+        vars(module)["prepared"] = prepared
     vars(targets)["_choose"] = lambda *_: there
 
 
@@ -73,10 +76,10 @@ def main() -> None:
         "RotatingKVCache": lambda: rotating_caches(model, ROWS, 0),
         "KVCache": lambda: own_caches(model),
     }
-    for method in ("streaming-llm", "h2o", "tova"):
+    for method, positions in (*((name, "absolute") for name in METHODS), ("h2o", "compact")):
         for interval in (INTERVAL, 1):
-            makers[f"{method}, interval {interval}"] = cache_factory(
-                model, method, budget=ROWS, interval=interval
+            makers[f"{method}, {positions}, interval {interval}"] = cache_factory(
+                model, method, budget=ROWS, interval=interval, positions=positions
             )
     prompt, token = drawn(ROWS + 8), drawn(1)
     caches = {name: make() for name, make in makers.items()}
