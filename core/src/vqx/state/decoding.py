@@ -110,7 +110,7 @@ def _cut(plan: Plan, layer: Layer, members: Sequence[int], queries: int) -> Laye
     part, each = take(layer, members), each_of(layer)
     if part.seen is not None:
         part = part._replace(seen=part.seen._replace(queries=part.seen.queries[..., -queries:, :]))
-    if in_place(plan, part, 2) and plan.method.merge is None:
+    if in_place(plan, part, 2) and plan.method.merge is None and not plan.compact:
         budget, held = plan.method.budget, part.rows
         late = behind(layer.rows, members, budget, held.length)
         # read first: what is at work on a buffer while it is to be written has it copied
