@@ -5,7 +5,7 @@ each is walked through (:mod:`vqx.host.memory`): so every model, method and opti
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -88,7 +88,7 @@ def plan(
         return cache_factory(found, method, question=question, budget=rows, **options)()
 
     weights: Any = tree_flatten(found.parameters())
-    reading = _Reading(found, weights, caches_of, prompt, tokens, sequences, chunk)
+    reading = _Reading(found, weights, caches_of, prompt, tokens, sequences, chunk, {})
     with uncollected():
         if memory is None or method == "full":
             if budget is None and method != "full":
@@ -109,38 +109,48 @@ class _Reading(NamedTuple):
     tokens: int
     sequences: int
     chunk: int
+    known: dict[int | None, dict[Any, int]]  # peaks by budget and by what a forward finds
 
     def told(self, budget: int | None) -> tuple[Forecast, int]:
         """The forecast, and the number of the forward that holds most."""
         caches = self.caches_of(budget)
-        peaks = self.peaks(caches)
+        peaks = self.peaks(budget, caches)
         chunks = len(self._chunks())
         taken = sum(weight.nbytes for _, weight in self.weights)
         cache = sum(array.nbytes for array in held(caches))
         prompt, decode = max(peaks[:chunks], default=taken), max(peaks[chunks:])
         return Forecast(budget, taken, cache, prompt, decode), peaks.index(max(peaks))
 
-    def peaks(self, caches: list[Any], only: Collection[int] | None = None) -> list[int]:
+    def peak(self, budget: int, heavy: Sequence[int], memory: int) -> int:
+        """The greatest peak of these forwards, or that of the first of them that is above ``memory``."""
+        found = 0
+        for number in heavy:
+            found = max(found, *self.peaks(budget, self.caches_of(budget), number))
+            if found > memory:
+                break
+        return found
+
+    def peaks(self, budget: int | None, caches: list[Any], only: int | None = None) -> list[int]:
         """The peak of each forward, in order; 0 for those that hold less or were not asked for.
 
-        A peak is the same where the arrays held are. After the last one that is asked for nothing is read.
+        A peak is the same where the arrays held are. After the one that is asked for nothing is read.
         """
-        known: dict[Any, int] = {}
+        known = self.known.setdefault(budget, {})
         found: list[int] = []
         for cache in caches:
             if isinstance(cache, EvictingCache):
                 cache.recipe = None  # a file would say how it was made, which costs a look at the weights
         for number, (length, counts) in enumerate(self._forwards(caches)):
-            if only is not None and number > max(only):
+            if only is not None and number > only:
                 break
             grows = [_grows(cache, length) for cache in caches]
             shapes = (length, *grows, *((*array.shape, array.dtype) for array in held(caches)))
             forward = Forward(self.model, self.weights, caches, mx.zeros((self.sequences, length), mx.int32))
-            if shapes in known or not counts or (only is not None and number not in only):
+            if shapes in known or not counts or (only is not None and number < only):
                 forward.pretend()
             else:
                 known[shapes] = forward.peak()
-            found.append(known.get(shapes, 0) if counts else 0)
+            found.append(known.get(shapes, 0) if counts and only in (None, number) else 0)
         return found
 
     def _chunks(self) -> list[int]:
@@ -176,11 +186,11 @@ def _fitting(reading: _Reading, memory: int) -> Forecast:
             f" {told.peak / 1e9:.2f} GB, of which {told.weights / 1e9:.2f} are weights; read the prompt in"
             " shorter chunks, read fewer sequences together, or quantise the weights"
         )
-    heavy, peaks = {worst}, {least: told.peak}
+    heavy, peaks = [worst], {least: told.peak}
     fits, over, budget = least, most + step, most
     while True:
         while over - fits > step:
-            peaks[budget] = max(reading.peaks(reading.caches_of(budget), heavy))
+            peaks[budget] = reading.peak(budget, heavy, memory)
             left = over - fits
             fits, over = (fits, budget) if peaks[budget] > memory else (budget, over)
             line = (memory - peaks[fits]) / (peaks.get(over, math.inf) - peaks[fits])
@@ -190,7 +200,7 @@ def _fitting(reading: _Reading, memory: int) -> Forecast:
             told, worst = reading.told(fits)
         if told.peak <= memory:
             return told
-        heavy.add(worst)
+        heavy = [worst, *heavy]
         fits, over = least, fits
 
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+from vqx import kernels
 from vqx.host.memory import peak, traced, under_way
 from vqx.state.allotment import Change
 from vqx.state.attention import MOST
@@ -38,6 +39,16 @@ def unbegun() -> Iterator[None]:
         EARLY.reset(before)
 
 
+@contextmanager
+def tiles(most: int) -> Iterator[None]:
+    """Of the attention that scores a prompt's queries the last tiles alone."""
+    before = MOST.set(most)
+    try:
+        yield
+    finally:
+        MOST.reset(before)
+
+
 class Forward:
     """One forward as mlx-lm runs it; afterwards the caches hold arrays that nothing has filled."""
 
@@ -48,19 +59,18 @@ class Forward:
         self.given = [*(weight for _, weight in weights), tokens, *held(caches)]
 
     def peak(self) -> int:
-        few = MOST.set(under_way() // 4)  # a tile of attention is four operations at least
         held = self._held()
+        least = 6 if kernels.target() == "reference" else 4  # operations of a tile, as ``Block`` has them
         try:
-            with unbegun():
+            with unbegun(), tiles(under_way() // least):
                 graph = traced(self._run, self.given)
         finally:
-            MOST.reset(few)
             self.model.update(tree_unflatten([*self.weights]))
             change(self.caches, blank)
         return peak(graph, held=held)
 
     def pretend(self) -> None:
-        with unbegun():
+        with unbegun(), tiles(1):
             self.model(self.given[len(self.weights)], cache=self.caches)
         change(self.caches, blank)
 
