@@ -1,8 +1,11 @@
 // Products of 16-bit numbers on CUDA's tensor cores, summed in float32, for a prompt's many queries. A warp's piece is
 // 16 rows of one operand times 8 of the other: rows of both are D numbers long, and a row of the result is shared by
 // the four threads of a quad. What is awaited comes by copies that go on beside the products.
-#define VQX_WIDTH (D / 2 + 4)  // words of a row in shared memory: 16 bytes more than it has, so that no two of 8 meet
+// A thread multiplies the numbers 4 * (lane % 4) to + 3 of each 16, of both operands: a sum minds no order.
+#define VQX_WIDTH (D / 2 | 8)  // words of a row in shared memory: an odd number of eights, so that of 4 rows none meet
+#define VQX_PIECES (D <= 64 ? 4 : 2)  // 8 columns each that a warp multiplies at once, as many as registers hold
 struct alignas(16) vqx_four { vqx_u32 word[4]; };
+struct alignas(8) vqx_two { vqx_u32 word[2]; };
 #ifdef __CUDACC__
 VQX_FN void vqx_mma(__half, float* d, const vqx_u32* a, const vqx_u32* b) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -52,33 +55,43 @@ VQX_FN void vqx_bring(vqx_u32* tile, const T* array, At at, int first, int last,
 template <typename T> VQX_FN bool vqx_aligned(const T* array, vqx_i64 a, vqx_i64 b, vqx_i64 along) {
   return along == 1 && (a | b) % 8 == 0 && size_t(array) % 16 == 0;
 }
-// A thread's part of 32 rows from `first` on: of the 16-row piece m, 16 numbers at a time, four words.
-template <int D, typename T, typename At>
-VQX_FN void vqx_take(vqx_u32* own, const T* array, At at, int first, int last, vqx_i64 along, int lane) {
-  for (int m = 0; m < 2; m++)
-    for (int h = 0; h < 2; h++) {
-      const T* row = array + at(vqx_min(first + m * 16 + h * 8 + lane / 4, last - 1));
+// A thread's part of a block's 128 rows from `first` on, brought through shared memory: of the 16-row piece m of its
+// warp's 32, 16 numbers at a time, four words.
+template <int D, int TN, typename T, typename At>
+VQX_FN void vqx_take(vqx_u32* own, vqx_u32* tiles, const T* array, At at, int first, int last, vqx_i64 along, bool aligned) {
+  constexpr int room = 2 * TN < 128 ? 2 * TN : 128;
+  const int lane = int(threadIdx.x) % 32;
+  for (int begin = 0; begin < 128; begin += room) {
+    vqx_bring<D, room>(tiles, array, at, first + begin, last, along, aligned);
+    VQX_COPIED();
+    VQX_AWAIT(0);
+    VQX_BARRIER();
+    const int row = int(threadIdx.x) / 32 % 4 * 32 - begin;
+    if (row >= 0 && row < room) {
 #pragma unroll
-      for (int k = 0; k < D / 16; k++) {
-        own[(m * (D / 16) + k) * 4 + h] = vqx_pair(row + (k * 16 + lane % 4 * 2) * along, along);
-        own[(m * (D / 16) + k) * 4 + h + 2] = vqx_pair(row + (k * 16 + 8 + lane % 4 * 2) * along, along);
+      for (int e = 0; e < D / 4; e++) {
+        const int at = (row + e % 4 * 8 + lane / 4) * VQX_WIDTH + e / 4 * 8 + lane % 4 * 2;
+        const vqx_two two = *(const vqx_two*)(tiles + at);
+        own[(e % 4 / 2 * (D / 16) + e / 4) * 4 + e % 2] = two.word[0];
+        own[(e % 4 / 2 * (D / 16) + e / 4) * 4 + e % 2 + 2] = two.word[1];
       }
     }
+    VQX_BARRIER();
+  }
 }
-// 32 rows times 16 of the tile from row c on: of row 16 * m + 8 * h + lane / 4 and column 8 * o + 2 * (lane % 4) + j
+// 32 rows times 8 * O of the tile from row c on: of row 16 * m + 8 * h + lane / 4 and column 8 * o + 2 * (lane % 4) + j
 // the product stands at dots[m][o][2 * h + j].
-template <int D, typename T>
-VQX_FN void vqx_multiply(float (*dots)[2][4], const vqx_u32* own, const vqx_u32* tile, int c, int lane) {
+template <int D, typename T, int O>
+VQX_FN void vqx_multiply(float (*dots)[O][4], const vqx_u32* own, const vqx_u32* tile, int c, int lane) {
 #pragma unroll
-  for (int e = 0; e < 16; e++) dots[e / 8][e / 4 % 2][e % 4] = 0.0f;
+  for (int e = 0; e < 8 * O; e++) dots[e / (4 * O)][e / 4 % O][e % 4] = 0.0f;
 #pragma unroll
   for (int k = 0; k < D / 16; k++)
 #pragma unroll
-    for (int o = 0; o < 2; o++) {
-      const vqx_u32* row = tile + (c + o * 8 + lane / 4) * VQX_WIDTH + k * 8 + lane % 4;
-      const vqx_u32 both[2] = {row[0], row[4]};
-      vqx_mma(T(), dots[0][o], own + k * 4, both);
-      vqx_mma(T(), dots[1][o], own + (D / 16 + k) * 4, both);
+    for (int o = 0; o < O; o++) {
+      const vqx_two both = *(const vqx_two*)(tile + (c + o * 8 + lane / 4) * VQX_WIDTH + k * 8 + lane % 4 * 2);
+      vqx_mma(T(), dots[0][o], own + k * 4, both.word);
+      vqx_mma(T(), dots[1][o], own + (D / 16 + k) * 4, both.word);
     }
 }
 // The first row that the query number s does not see: rows stand in their order, the queries' own last.
