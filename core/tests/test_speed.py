@@ -221,7 +221,8 @@ def test_between_two_cuts_a_token_is_written_and_nothing_else(scorer: Scorer) ->
         mx.eval(*read)
     usual = [count for number, count in enumerate(counted) if number % 8 not in (0, 7)]
     assert set(usual) == {4}
-    assert min(counted[0::8]) > 10, "no cut was made where one was due"
+    cuts = map(max, counted[7::8], counted[8::8])  # decided with the token before, or where it is asked for
+    assert min(cuts) > 10, "no cut was made where one was due"
     assert cache.tokens_seen == 112
 
 

@@ -1,7 +1,8 @@
-"""A token that rows go for, by kernels: they score, choose and carry along in as few launches as there are.
+"""A token that rows go for, decided in the forward before: by kernels, in as few launches as there are.
 
 What a GPU reads in a token takes it less time than the host needs to ask for it, so what counts is how often
-it asks. All else, and every device without kernels, goes by ``vqx.state.arrival``, which this equals.
+it asks. Cuts after an interval are decided so without kernels too. All else goes by ``vqx.state.arrival``,
+which this equals.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,11 @@ from vqx.state.attention import Block
 from vqx.state.layer import Ahead, Layer, Plan
 from vqx.state.queries import block_of, latest, remember
 from vqx.state.rows import Rows, apart
-from vqx.state.settling import held_of, in_place, scored
+from vqx.state.settling import held_of, in_place, scored, staying
 
 
 def exchanged(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer | None:
-    """As ``vqx.state.arrival.admit`` for a token, ``[B, H, 1, D]``; None where no kernel serves the layer."""
+    """As ``vqx.state.arrival.admit`` for a token, ``[B, H, 1, D]``; None where nothing is decided so."""
     ahead = layer.ahead or decided(plan, layer)
     if ahead is None:
         return None
@@ -29,20 +30,21 @@ def exchanged(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Lay
 
 
 def decided(plan: Plan, layer: Layer) -> Ahead | None:
-    """What goes for the next token, if anything does and a kernel can say; asked once a token's query waits.
+    """What goes for the next token, if anything does and it can be said; asked once a token's query waits.
 
-    That is in the forward before: in one that reads a buffer besides, MLX's CUDA cannot write it in place.
+    That is in the forward before: one that reads a buffer besides cannot write it in place.
     """
     method, options = plan.method, plan.options
     plain = layer.heads == 1 and layer.last == 1 and layer.each is None and layer.score is None
     if not plain or not plan.due(layer) or not plan.defers or (layer.seen is not None and layer.seen.logits):
         return None
     apart = plan.packing is None and plan.rotary is None and method.merge is None and not options.undo
-    if not apart or method.scorer.note is not None or kernels.target() == "reference":
+    if not apart or method.scorer.note is not None:
         return None
     if options.interval > 1:
         return _many(plan, layer) if in_place(plan, layer, 1) else None
-    return _one(plan, layer) if layer.size == method.budget + 1 else None
+    one = layer.size == method.budget + 1 and kernels.target() != "reference"
+    return _one(plan, layer) if one else None
 
 
 def _one(plan: Plan, layer: Layer) -> Ahead | None:
@@ -111,17 +113,16 @@ def _many(plan: Plan, layer: Layer) -> Ahead | None:
     layer = dressed(plan, layer)
     shown = _shown(plan, layer)
     ranked = None if shown is None else kernels.ranked(method, layer.rows.columns, shown[1])
-    if shown is not None and ranked is not None:
-        (layer, _), (columns, score), guarding = shown, ranked, None
-    else:
+    if shown is None or ranked is None:
         layer = caught_up(plan, layer)
-        held, guarding = held_of(plan, layer), method
-        columns, score = held.stats, scored(method, held)
+        stay: kernels.Kept | None = staying(plan, layer)
+    else:
+        (layer, _), (columns, score) = shown, ranked
+        position = layer.rows.position
+        stay = kernels.kept(None, score, position, columns, keep, end=layer.end, in_place=True)
     rows = layer.rows
-    stay = kernels.kept(guarding, score, rows.position, columns, keep, end=layer.end, in_place=True)
-    if stay is None:
-        return None
-    return Ahead(layer, stay, [apart(buffer, keep, rows.length) for buffer in (rows.keys, rows.values)])
+    late = [apart(buffer, keep, rows.length) for buffer in (rows.keys, rows.values)]
+    return None if stay is None else Ahead(layer, stay, late)
 
 
 def _moved(layer: Layer, stay: kernels.Kept, late: Sequence[mx.array]) -> Layer:

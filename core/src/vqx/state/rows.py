@@ -142,19 +142,24 @@ def move(rows: Rows, slots: mx.array) -> Rows:
 
     A row that is to go names its own slot.
     """
-    n, m = rows.position.shape[2], slots.shape[2]
-    keep = n - m
-
-    def moved(column: mx.array, at: mx.array) -> mx.array:
-        last = apart(column, keep, n)  # a view would keep the buffer from being written in place
-        return mx.put_along_axis(column, at, last, axis=2)
-
+    at = slots[..., None]
     return Rows(
-        moved(rows.keys, slots[..., None]),
-        moved(rows.values, slots[..., None]),
-        moved(rows.position, slots)[..., :keep],
-        {k: moved(c, slots)[..., :keep] for k, c in rows.columns.items()},
+        _over(rows.keys, at, rows.length),
+        _over(rows.values, at, rows.length),
+        moved(rows.position, slots),
+        {k: moved(c, slots) for k, c in rows.columns.items()},
     )
+
+
+def moved(column: mx.array, slots: mx.array) -> mx.array:
+    """As ``move``, of what goes with the rows: ``[B, H, n]`` to ``[B, H, n - m]``."""
+    n, m = column.shape[2], slots.shape[2]
+    return _over(column, slots, n)[..., : n - m]
+
+
+def _over(array: mx.array, at: mx.array, n: int) -> mx.array:
+    last = apart(array, n - at.shape[2], n)  # a view would keep the buffer from being written in place
+    return mx.put_along_axis(array, at, last, axis=2)
 
 
 class Behind(NamedTuple):

@@ -14,7 +14,7 @@ from vqx.state.positions import STEPS, closed_up, closed_up_over
 from vqx.state.processes import Processes
 from vqx.state.queries import latest
 from vqx.state.replay import replay
-from vqx.state.rows import Rows, move, pick
+from vqx.state.rows import Rows, move, moved, pick
 
 
 def settle(plan: Plan, layer: Layer, room: int) -> tuple[Layer, mx.array | None]:
@@ -93,12 +93,31 @@ def in_place(plan: Plan, layer: Layer, room: int) -> bool:
     return fits and plan.defers and layer.heads == 1 and not (layer.seen and layer.seen.logits)
 
 
+def staying(plan: Plan, layer: Layer) -> kernels.Kept:
+    """The rows that stay of a cut ``in_place``, which the method ranks alone; the layer must be caught up."""
+    method, held, rows = plan.method, held_of(plan, layer), layer.rows
+    score = scored(method, held)
+    found = kernels.kept(
+        method, score, rows.position, rows.columns, method.budget, end=layer.end, in_place=True
+    )
+    if found is not None:
+        return found
+    slots = _freed(method, held, score)
+    columns = {name: moved(column, slots) for name, column in rows.columns.items()}
+    return kernels.Kept(slots, moved(rows.position, slots), columns)
+
+
 def freed(plan: Plan, layer: Layer) -> mx.array:
     """Where a cut ``in_place`` writes the rows behind the first ``budget``: as of ``vqx.eviction.freed``."""
-    method, held = plan.method, held_of(plan, layer)
+    held = held_of(plan, layer)
+    return _freed(plan.method, held, scored(plan.method, held))
+
+
+def _freed(method: Method, held: Held, score: mx.array) -> mx.array:
     protected = eviction.safe(method, held.position, held.newest)
-    stay = _best(eviction.guarded(scored(method, held), protected), held.position, method.budget)
-    return eviction.freed(stay, method.budget)
+    return eviction.freed(
+        _best(eviction.guarded(score, protected), held.position, method.budget), method.budget
+    )
 
 
 def _best(score: mx.array, age: mx.array, keep: int) -> mx.array:
