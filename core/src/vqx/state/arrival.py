@@ -7,7 +7,7 @@ import numpy as np
 
 from vqx.scorers import Arrivals
 from vqx.state import lanes
-from vqx.state.layer import Layer, Plan, dense
+from vqx.state.layer import Each, Layer, Plan, dense, stacked
 from vqx.state.positions import STEPS
 from vqx.state.queries import watch
 from vqx.state.rows import Rows, append, append_bare, going, no_rows, overwrite
@@ -59,7 +59,16 @@ def caught_up(plan: Plan, layer: Layer) -> Layer:
     queries, later = waiting.block(layer.rows.keys.shape[1]), layer.tokens_seen - waiting.end
     layer = layer._replace(waiting=None)
     known = waiting.known if not later else None
-    return watch(plan, layer, queries, scale=waiting.scale, sinks=waiting.sinks, later=later, known=known)
+    return watch(
+        plan,
+        layer,
+        queries,
+        scale=waiting.scale,
+        mask="causal" if layer.each is None else _own(layer, layer.each, queries.shape[3], later),
+        sinks=waiting.sinks,
+        later=later,
+        known=known,
+    )
 
 
 def dressed(plan: Plan, layer: Layer) -> Layer:
@@ -68,11 +77,37 @@ def dressed(plan: Plan, layer: Layer) -> Layer:
     if not rows.bare:
         return layer
     n, start = rows.position.shape[2], layer.tokens_seen - rows.bare
+    if layer.each is not None:
+        return _dressed_apart(plan, layer, layer.each)
     keys, values = (array[:, :, n:] for array in dense(plan, layer))
     late = columns_of(plan, keys, values, start)
     position = mx.concatenate([rows.position, _count(keys, start)], axis=2)
     columns = {k: mx.concatenate([c, late[k]], axis=2) for k, c in rows.columns.items()}
     return layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
+
+
+def _dressed_apart(plan: Plan, layer: Layer, each: Each) -> Layer:
+    """The same where each sequence has its latest rows behind its own."""
+    rows, bare = layer.rows, layer.rows.bare
+    number, shape = mx.arange(bare, dtype=mx.int32), (*rows.position.shape[:2], bare)
+    slot = mx.broadcast_to(stacked(tuple(n - bare for n in each.rows)) + number, shape)
+    start = tuple(seen - bare for seen in each.tokens_seen)
+    keys, values = (mx.take_along_axis(array, slot[..., None], axis=2) for array in dense(plan, layer))
+    late, room = columns_of(plan, keys, values, np.array(start)), [(0, 0), (0, 0), (0, bare)]
+
+    def longer(column: mx.array, new: mx.array) -> mx.array:
+        return mx.put_along_axis(mx.pad(column, room), slot, new, axis=2)
+
+    position = longer(rows.position, mx.broadcast_to(stacked(start) + number, shape))
+    columns = {name: longer(column, late[name]) for name, column in rows.columns.items()}
+    return layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
+
+
+def _own(layer: Layer, each: Each, count: int, later: int) -> mx.array:
+    """Which rows the last queries but ``later`` see where sequences differ: ``[B, 1, count, n]`` booleans."""
+    first = later + count - 1  # rows that came after that of the first query
+    end = np.array(each.rows)[:, None] - first + np.arange(count)
+    return mx.array((np.arange(layer.rows.length) < end[..., None])[:, None])
 
 
 def begun(plan: Plan, keys: mx.array, values: mx.array, start: int) -> Rows:

@@ -16,12 +16,12 @@ import mlx.core as mx
 from vqx.scorers import Method
 from vqx.state import decoding, joined, masks
 from vqx.state.allotment import Allotment, Change, changing
-from vqx.state.attention import Known
 from vqx.state.layer import Layer, Plan, attended
 from vqx.state.members import Members, Own, check_alike, unfit
 from vqx.state.parts import (
     Part,
     Shown,
+    at_rest,
     in_lanes,
     of_each,
     of_layers,
@@ -101,7 +101,13 @@ class EvictingBatch:
 
     @property
     def parts(self) -> list[Part]:
-        """Its sequences by history."""
+        """Its sequences by history, with nothing left for later."""
+        self._parts = at_rest(self.members.plans, self._as_they_are)
+        return self._parts
+
+    @property
+    def _as_they_are(self) -> list[Part]:
+        """Its sequences by history: what waits in their layers waits on."""
         one = self._one
         if one is not None:
             self.unseen, self._nan, self._one = one.unseen, one._nan, None
@@ -190,16 +196,15 @@ class EvictingBatch:
             self._length = length
             rows: tuple[mx.array, mx.array] = self._one.update_and_fetch(keys, values)
             return rows
-        parts = self.parts
+        parts, decodes = self._as_they_are, self._decodes(own, length)
         self.check_pending()
         if waiting := [i for i in self.members.undecided if self._held()[i]]:
             keys = mx.depends([keys], [changing(self.number, self.members.change.taken(waiting))])[0]
-        if self._decodes(own, length):
+        if decodes:
             parts = [together(parts, self.members.plans, keys, values)]
         else:
-            parts = [
-                read(self._plan(part), part, keys, values) for part in split(parts, own, self.members.plans)
-            ]
+            apart = split(self.parts, own, self.members.plans)
+            parts = [read(self._plan(part), part, keys, values) for part in apart]
         watching = self.plan.method.scorer.reads_queries
         if watching and self.plan.options.queries != "model":
             parts = [stood_in(self._plan(part), part, keys) for part in parts]
@@ -248,8 +253,8 @@ class EvictingBatch:
                 joined.padding(tuple(rows * heads for rows in self._rows())) if self._together else "causal"
             )
         kept = None if self._together else max(self._rows())
-        known = None if weights is None else Known(mx.mean(weights, axis=2)[:, :, 0])
-        shown = Shown(queries, keys, scale, mask, sinks, logits, kept, known)
+        mass = None if weights is None else mx.mean(weights, axis=2)[:, :, 0]
+        shown = Shown(queries, keys, scale, mask, sinks, logits, kept, mass)
         self._parts = [watched(self._plan(part), part, shown) for part in self._parts]
 
     def masks(self, mask: Any, query_heads: int, length: int) -> list[tuple[int, int, Any]]:
@@ -379,7 +384,7 @@ class EvictingBatch:
             return tied
         held = [part.layer for part in self._parts if part.layer is not None]
         return [
-            *(array for layer in held for array in layer.carried),
+            *(array for layer in held for array in layer.untied),
             *([] if self._nan is None else [self._nan]),
         ]
 
@@ -435,10 +440,10 @@ class EvictingBatch:
         return of_each(self._parts, lambda part: ((part.skip, part.new),) * len(part.members))
 
     def _held(self) -> tuple[int, ...]:
-        return of_layers(self.parts, lambda layer: joined.each_of(layer).rows)
+        return of_layers(self._as_they_are, lambda layer: joined.each_of(layer).rows)
 
     def _any(self) -> Layer:
-        found = [part.layer for part in self.parts if part.layer is not None]
+        found = [part.layer for part in self._as_they_are if part.layer is not None]
         if not found:
             raise ValueError("the caches are empty: nothing was stored yet")
         return max(found, key=lambda layer: layer.heads)
@@ -455,7 +460,9 @@ class EvictingBatch:
 
     def _decodes(self, own: Sequence[tuple[int, int]], length: int) -> bool:
         """Whether each sequence goes on by one token, so that all are one layer."""
-        return length == 1 and set(own) == {(0, 1)} and all(part.layer is not None for part in self.parts)
+        return (
+            length == 1 and set(own) == {(0, 1)} and all(part.layer is not None for part in self._as_they_are)
+        )
 
     def _plan(self, part: Part) -> Plan:
         """Of the part's sequences; while they decode together their budgets may differ from it."""

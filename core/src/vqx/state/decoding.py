@@ -9,10 +9,10 @@ import mlx.core as mx
 import numpy as np
 
 from vqx.state import lanes
-from vqx.state.arrival import columns_of
+from vqx.state.arrival import caught_up, columns_of
 from vqx.state.joined import each_of, first, laned, put_back, take, told
-from vqx.state.layer import Each, Layer, Plan, stacked
-from vqx.state.rows import Rows, behind, move_behind, overwrite, reserve
+from vqx.state.layer import WAITING, Each, Layer, Plan, stacked
+from vqx.state.rows import Rows, append_bare, behind, move_behind, overwrite, reserve
 from vqx.state.settling import freed, in_place, settle
 
 
@@ -26,14 +26,13 @@ def step(
         read: of which sequences the last forward read a prompt: nothing more of these is due.
     """
     plan, most = plans[0], max(plan.method.budget for plan in plans)
+    if _waits(plans, layer, read):
+        return _bare(plan, layer, keys, values)
+    layer = caught_up(plan, layer)
     keys = mx.depends([keys], layer.carried)[0]
     layer, slot = _settled(plans, layer, read)
     before = each_of(layer)
-    each = Each(
-        tuple(rows + 1 for rows in before.rows),
-        tuple(seen + 1 for seen in before.tokens_seen),
-        tuple(generated + 1 for generated in before.generated),
-    )
+    each = _longer(before)
     layer = _resized(layer, max(each.rows) * layer.heads, (most + plan.options.interval) * layer.heads)
     new = _arrived(plan, before, keys, values)
     rows = overwrite(layer.rows, slot, new if layer.heads == 1 else lanes.one_lane(new))
@@ -52,6 +51,38 @@ def rows_after(plans: Sequence[Plan], layer: Layer) -> tuple[int, ...]:
 def any_due(plans: Sequence[Plan], layer: Layer) -> bool:
     """Whether rows of some sequence go before its next one comes."""
     return any(rows >= plan.full for plan, rows in zip(plans, each_of(layer).rows, strict=True))
+
+
+def _waits(plans: Sequence[Plan], layer: Layer, read: Sequence[bool]) -> bool:
+    """Whether one token more of each sequence needs nothing but room: all else is left for later."""
+    plan, rows = plans[0], layer.rows
+    if not plan.defers_apart or layer.heads > 1 or any(read) or (layer.seen and layer.seen.logits):
+        return False
+    room = max(each_of(layer).rows) < rows.keys.shape[2] and rows.bare < max(plan.options.interval, WAITING)
+    return room and not any_due(plans, layer)
+
+
+def _bare(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer:
+    """The layer with one token more of each sequence, ``[B, H, 1, D]``, as of ``append_bare``."""
+    rows, each = layer.rows, each_of(layer)
+    if plan.packing is not None:
+        keys, values = plan.packing.packed(keys, values)
+    if min(each.rows) == max(each.rows):
+        rows = append_bare(rows, keys, values)
+    else:
+        slot = mx.broadcast_to(stacked(each.rows)[..., None], (*keys.shape[:2], 1, 1))
+        rows = rows._replace(
+            keys=mx.put_along_axis(rows.keys, slot, keys, axis=2),
+            values=mx.put_along_axis(rows.values, slot, values, axis=2),
+            bare=rows.bare + 1,
+        )
+    seen, generated = layer.tokens_seen + 1, layer.generated + 1
+    return layer._replace(rows=rows, tokens_seen=seen, generated=generated, last=1, each=_longer(each))
+
+
+def _longer(each: Each) -> Each:
+    """With one token more of every sequence."""
+    return Each(*(tuple(number + 1 for number in numbers) for numbers in each))
 
 
 def _settled(plans: Sequence[Plan], layer: Layer, read: Sequence[bool]) -> tuple[Layer, mx.array]:

@@ -168,6 +168,13 @@ class Layer(NamedTuple):
         total = [] if self.key_sum is None else [self.key_sum]
         return [self.rows.position, *self.rows.columns.values(), *self.notes.values(), *asked, *total]
 
+    @property
+    def untied(self) -> list[mx.array]:
+        """Those of them that the latest token changed."""
+        waiting = self.waiting
+        known = [] if waiting is None or waiting.known is None else [waiting.known.mass]
+        return known if self.rows.bare else [*self.carried, *known]
+
 
 class Plan(NamedTuple):
     """What stays the same for a layer's whole life."""
@@ -224,6 +231,13 @@ class Plan(NamedTuple):
         options, scorer = self.options, self.method.scorer
         seen = options.queries == "model" or not scorer.reads_queries
         return seen and not scorer.anew and self.method.floor is None
+
+    @property
+    def defers_apart(self) -> bool:
+        """The same where sequences differ: only what asks for no number of each token and sequence."""
+        scorer = self.method.scorer
+        sums = scorer.decay is not None or (scorer.observe is None and scorer.note is None)
+        return self.defers and not self.compact and (sums or not scorer.reads_queries)
 
     @property
     def most(self) -> int:

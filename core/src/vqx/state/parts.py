@@ -10,7 +10,7 @@ from vqx.state.arrival import admit, caught_up
 from vqx.state.attention import Known
 from vqx.state.layer import Layer, Plan, attended
 from vqx.state.members import Own
-from vqx.state.queries import stand_ins, watch
+from vqx.state.queries import stand_ins, wait, watch
 from vqx.state.settling import settle
 
 
@@ -84,6 +84,8 @@ def together(parts: Sequence[Part], plans: Sequence[Plan], keys: mx.array, value
         for member in part.members:
             prompt[member] = True
     layers = [part.layer for part in apart if part.layer is not None]
+    if len(layers) > 1 or len(apart[0].members) < len(plans):
+        layers = [caught_up(plans[0], layer) for layer in layers]
     layer = layers[0] if len(layers) == 1 else joined.join(plans[0], layers)
     order = [member for part in apart for member in part.members]
     layer = joined.take(layer, sorted(range(len(order)), key=order.__getitem__))
@@ -149,6 +151,16 @@ def stood_in(plan: Plan, part: Part, keys: mx.array) -> Part:
     return part._replace(layer=watched)
 
 
+def at_rest(plans: Sequence[Plan], parts: Sequence[Part]) -> list[Part]:
+    """The parts with nothing left for later."""
+    return [
+        part
+        if part.layer is None or not (part.layer.rows.bare or part.layer.waiting)
+        else part._replace(layer=caught_up(plans[part.members[0]], part.layer))
+        for part in parts
+    ]
+
+
 class Shown(NamedTuple):
     """What attention showed of a batch's forward."""
 
@@ -161,7 +173,8 @@ class Shown(NamedTuple):
     """Whether they cannot be repeated from the rows held."""
     kept: int | None
     """The longest part's rows before the forward's own; None where one layer holds all."""
-    known: Known | None = None
+    mass: mx.array | None = None
+    """What a token's attention gave to each row, ``[B, H, n]``."""
 
 
 def watched(plan: Plan, part: Part, shown: Shown) -> Part:
@@ -176,6 +189,11 @@ def watched(plan: Plan, part: Part, shown: Shown) -> Part:
             whole = (shown.queries.shape[0], *mask.shape[1:])
             rows = part.own(mx.broadcast_to(mask, whole)) if mask.ndim == 4 else mask
             mask = seen_by(part, rows, shown.kept)
+    waits = shown.kept is None and not shown.logits and plan.defers_apart and layer.heads == 1
+    if waits and (layer.waiting is None or layer.waiting.sinks is shown.sinks):
+        return part._replace(layer=wait(plan, layer, shown.queries, shown.scale, shown.sinks, shown.mass))
+    layer = caught_up(plan, layer)
+    known = None if shown.mass is None else Known(shown.mass)
     asked = part.own(shown.queries)
     batch, _, length, width = asked.shape
     asked = asked.reshape(batch, layer.rows.keys.shape[1] * layer.heads, -1, length, width)
@@ -188,7 +206,7 @@ def watched(plan: Plan, part: Part, shown: Shown) -> Part:
         sinks=shown.sinks,
         keys=keys,
         logits=shown.logits,
-        known=shown.known,
+        known=known,
     )
     return part._replace(layer=seen)
 
