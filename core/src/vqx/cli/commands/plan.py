@@ -85,3 +85,5 @@ def command(
         ("peak, decode", told.decode, full.decode),
     ):
         console.print(f"{what:>14} {ours / 1e9:>10.2f} GB {theirs / 1e9:>9.2f} GB", highlight=False)
+    if memory is not None and full.peak <= memory:
+        console.print("all rows fit: nothing has to be evicted", highlight=False)
