@@ -313,6 +313,6 @@ def test_the_command_says_what_fits() -> None:
     ran = CliRunner().invoke(cli.main, [*asked, "--memory", "1GB"])
     assert ran.exit_code == 2
     assert "no budget fits into 1.00 GB" in ran.output
-    for memory, fits in (("9GB", True), (f"{told['full']['peak'] - 1}B", False)):
-        ran = CliRunner().invoke(cli.main, [*asked, "--memory", memory])
+    for room, fits in (("9GB", True), (f"{told['full']['peak'] - 1}B", False)):
+        ran = CliRunner().invoke(cli.main, [*asked, "--memory", room])
         assert ("all rows fit" in ran.output) == fits, ran.output
