@@ -59,7 +59,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "morphkv:queries=centred-keys",
     ),
     "VeloxQuant-MLX": tuple(
-        f"VeloxQuant-MLX {method}" for method in ("h2o", "tova", "snapkv", "streaming_llm", "knorm")
+        f"VeloxQuant-MLX {method}"
+        for method in ("h2o", "tova", "snapkv", "streaming_llm", "knorm", "keyformer", "morphkv")
     ),
     "kvpress": tuple(
         f"kvpress {press}Press"
@@ -67,7 +68,13 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     "kvpress, again": tuple(
         f"kvpress {press}"
-        for press in ("KnormPress", "StreamingLLMPress", "PyramidKVPress", "ChunkKVPress(SnapKV)")
+        for press in (
+            "KnormPress",
+            "StreamingLLMPress",
+            "PyramidKVPress",
+            "ChunkKVPress(SnapKV)",
+            "AdaKVPress(ExpectedAttention)",
+        )
     ),
 }
 ALWAYS = {FULL: (GREY, "--", ""), STREAMING: ("#000000", "-", "."), ROTATING: (GREY, ":", "x")}
@@ -106,6 +113,7 @@ def picture(table: Table, figure: Figure) -> Any:
     shown = {*ALWAYS, *(label for some in panels.values() for label in some)} & {*series}
     top = max((y + error for label in shown for _, y, error in series[label]), default=1)
     streaming = max((y for _, y, _ in series.get(STREAMING, [])), default=top)
+    low, high = (-3, 103) if figure.percent else (-0.03 * streaming, min(1.03 * top, 2.2 * streaming))
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, (title, labels) in zip(axes.flat, panels.items(), strict=False):
@@ -119,6 +127,7 @@ def picture(table: Table, figure: Figure) -> Any:
             if label in series:
                 how = {"color": color, "linestyle": stroke, "marker": marker, "markersize": 5}
                 line(axis, series[label], sizes, linewidth=1.4, zorder=2, **how)
+        names = [short(label) + " (above)" * (min(y for _, y, _ in series[label]) > high) for label in labels]
         for number, label in enumerate(labels):
             aside = 2 ** (0.14 * ((number + 0.5) / len(labels) - 0.5))
             known = {budget: (y, error) for budget, y, error in series[label]}
@@ -134,16 +143,14 @@ def picture(table: Table, figure: Figure) -> Any:
                 elinewidth=0.8,
                 capsize=2,
                 zorder=3,
-                label=label.removeprefix("VeloxQuant-MLX ").removeprefix("kvpress "),
+                label=names[number],
             )
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axis.minorticks_off()
-        axis.set_ylim(
-            *((-3, 103) if figure.percent else (-0.03 * streaming, min(1.03 * top, 2.2 * streaming)))
-        )
+        axis.set_ylim(low, high)
         axis.grid(axis="y", color="#eeeeee", linewidth=0.6)
-        widest = max(len(label.removeprefix("VeloxQuant-MLX ")) for label in labels) > 17
+        widest = max(map(len, names)) > 17
         axis.legend(
             loc="upper left",
             bbox_to_anchor=(-0.1, -0.09),
@@ -187,6 +194,11 @@ def picture(table: Table, figure: Figure) -> Any:
         y=0.99,
     )
     return drawn
+
+
+def short(label: str) -> str:
+    """Without the project, which the panel's title says."""
+    return label.removeprefix("VeloxQuant-MLX ").removeprefix("kvpress ")
 
 
 def line(axis: Any, points: Sequence[tuple[int, float, float]], sizes: Sequence[int], **how: Any) -> None:
