@@ -3,6 +3,7 @@
 import json
 import time
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from mlx_lm.models.cache import RotatingKVCache
 from vqx import Setting as Method
-from vqx_bench import Contender, Subject, evicting, plain, rotating
+from vqx_bench import Contender, Subject, evicting, peers, plain, rotating
 from vqx_bench.command import command
 from vqx_bench.filling import fill, sizes_of, update
 from vqx_bench.measuring import alternate
@@ -112,6 +113,23 @@ def test_a_contender_that_takes_too_long_is_left_out_and_named(what: str, tiny: 
             rows = [*prompt(tiny, [plain(tiny.model), slow], 16, 24, how)]
         assert ("slow" in {row.contender for row in rows}) == found
     assert told == ["slow, which took more than 0.05 s to read its text"]
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["installed", "not installed"])
+def test_what_of_veloxquant_is_not_compared_is_named(
+    there: bool, tiny: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if not there:
+            raise PackageNotFoundError(name)
+        return "0.94.15"
+
+    monkeypatch.setattr("vqx_bench.contenders.version", version)
+    told: list[str] = []
+    found = peers(tiny.model, ["h2o", "toy"], 16, 1.0, told.append)
+    assert [one.label for one in found] == ["VeloxQuant-MLX 0.94.15 h2o"] * there
+    assert len(told) == 1
+    assert ("toy" if there else "not installed") in told[0]
 
 
 def test_what_fills_the_caches_is_shown_to_the_scorer(tiny: Subject) -> None:

@@ -132,7 +132,7 @@ def _rows(asked: list[str], chosen: Subject, given: dict[str, Any], left: list[s
         check(setting)
     model, sizes = chosen.model, sizes_of(chosen.model)
     positions = ["absolute", "compact"] if given["compact"] else ["absolute"]
-    others = [setting.method for setting in methods] if given["peers"] else []
+    asked_of = [setting.method for setting in methods]
 
     def ours(rows: int) -> Iterator[Contender]:
         for setting in methods:
@@ -144,7 +144,8 @@ def _rows(asked: list[str], chosen: Subject, given: dict[str, Any], left: list[s
     for batch in _numbers("sequences", given["sequences"]):
         how = Setting(given["steps"], given["rounds"], batch, given["clock"], left.append)
         for rows in _numbers("rows", given["rows"]):
-            bounded = [*ours(rows), *peers(model, others, rows, given["patience"])]
+            others = peers(model, asked_of, rows, given["patience"], left.append) if given["peers"] else []
+            bounded = [*ours(rows), *others]
             every = [plain(model), rotating(model, rows), *bounded]
             if "decode" in asked:
                 yield from decode(chosen, sizes, every, rows, how)

@@ -52,16 +52,22 @@ def evicting(model: nn.Module, setting: Setting, rows: int, engine: Mapping[str,
     return Contender(label(Setting(setting.method, options)), make)
 
 
-def peers(model: nn.Module, methods: Sequence[str], rows: int, patience: float) -> list[Contender]:
-    """VeloxQuant-MLX's own caches of the same methods, with its own defaults; none where it is not there.
+def peers(
+    model: nn.Module, methods: Sequence[str], rows: int, patience: float, left: Callable[[str], object]
+) -> list[Contender]:
+    """VeloxQuant-MLX's own caches of the same methods, with its own defaults.
 
     Most of them take a text token by token in Python: a text of ``patience`` seconds is the longest one.
+    ``left`` is told what is not compared, and why.
     """
     try:
         found = f"{PEER} {version('veloxquant-mlx')}"
     except PackageNotFoundError:
+        left(f"{PEER}, which is not installed (pip install veloxquant-mlx)")
         return []
     theirs = [name for name in methods if name in PEERS]
+    for name in sorted({*methods} - {*theirs}):
+        left(f"{PEER}'s {name}: of its caches {', '.join(PEERS)} are compared")
     return [
         Contender(f"{found} {name}", partial(_peer, model, name, rows), patience=patience) for name in theirs
     ]
