@@ -144,6 +144,21 @@ def test_a_process_that_is_refused_memory_measures_nothing_more(studies: None) -
     assert "own fault" in next(iter(store.pieces.values()))["skipped"]
 
 
+def test_what_a_process_claimed_that_died_is_free_for_the_next_that_writes_there(
+    studies: None, tmp_path: Path
+) -> None:
+    from comparison import forget_claims, taken
+
+    claims, dead, other = tmp_path / "claims", tmp_path / "0", tmp_path / "1"
+    forget_claims(claims, dead)
+    assert taken(claims / "a", dead)
+    assert taken(claims / "b", other)
+    assert not taken(claims / "a", other)
+    forget_claims(claims, dead)
+    assert taken(claims / "a", other)
+    assert not taken(claims / "b", dead)
+
+
 def test_a_setting_of_which_a_batch_is_missing_is_not_shown_and_its_rest_is_known(
     studies: None, tmp_path: Path
 ) -> None:

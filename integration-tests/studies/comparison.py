@@ -147,10 +147,7 @@ def measure(given: argparse.Namespace) -> None:
         (given.out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     everything = cells(engine, tokenizer, given.engines, given.budgets)
     asked = [cell for cell in everything if re.search(given.only, cell.label)]
-    given.claims.mkdir(parents=True, exist_ok=True)
-    for claim in given.claims.iterdir():  # of a process that wrote there and died
-        if claim.read_text() == str(given.out):
-            claim.unlink()
+    forget_claims(given.claims, given.out)
     known = measured(given.known)
     for cell, job, name in queue(todo, asked, given.budgets):
         place = job.task.name, job.batch.protocol, cell.label, cell.budget
@@ -160,10 +157,7 @@ def measure(given: argparse.Namespace) -> None:
         if given.missing or not left:
             continue
         claim = given.claims / name
-        try:
-            with claim.open("x") as mine:
-                mine.write(str(given.out))
-        except FileExistsError:
+        if not taken(claim, given.out):
             continue
         try:
             done = attempt(job._replace(candidates=[cell.make(job.batch.protocol)]), store, clock)
@@ -172,6 +166,24 @@ def measure(given: argparse.Namespace) -> None:
             print(f"{str(error) or 'time is up'}: what is missing is not measured")
             sys.exit(isinstance(error, MemoryError))
         if not done:  # for the next run to try again
+            claim.unlink()
+
+
+def taken(claim: Path, out: Path) -> bool:
+    """Whether a claim is now that of the process that writes to ``out``, and was nobody's before."""
+    try:
+        with claim.open("x") as mine:
+            mine.write(str(out))
+    except FileExistsError:
+        return False
+    return True
+
+
+def forget_claims(claims: Path, out: Path) -> None:
+    """Free what a process that wrote to ``out``, and died, had claimed."""
+    claims.mkdir(parents=True, exist_ok=True)
+    for claim in claims.iterdir():
+        if claim.read_text() == str(out):
             claim.unlink()
 
 
