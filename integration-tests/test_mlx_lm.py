@@ -12,6 +12,8 @@ import pytest
 from mlx_lm.models import llama
 from subjects import caches_of, check_full, method, representative, through
 from vqx import Options
+from vqx.host import watching
+from vqx.host.weighing import weighed
 
 ENGINES = {
     "defaults": Options(),
@@ -180,3 +182,23 @@ def own_text(embedded: Any, texts: dict[str, list[int]]) -> str:
 @pytest.fixture(scope="module")
 def own_stream(embedded: Any, texts: dict[str, list[int]]) -> list[tuple[int, mx.array]]:
     return stream(embedded, texts)
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU has an attention of its own")
+@pytest.mark.parametrize("name", ["h2o", "tova", "streaming-llm"])
+def test_once_rows_went_heads_that_share_rows_are_multiplied_at_once(
+    name: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def noted(*arguments: Any, grouped: bool = False) -> Any:
+        asked.append(grouped)
+        return weighed(*arguments, grouped=grouped)
+
+    monkeypatch.setattr(watching, "weighed", noted)
+    caches = vqx.make_cache(tiny.model, name, budget=20, interval=4)
+    for number, length in enumerate([20, *[1] * 12]):
+        tiny.read(caches, mx.ones((1, length), mx.int32), [length])
+        went = caches[0].tokens_seen > 24
+        assert asked.count(True) == (3 * (number - 4) if went else 0), number
+    assert went

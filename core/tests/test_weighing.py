@@ -33,6 +33,20 @@ def test_it_is_mlxs_attention_bit_for_bit(group: int, rows: int, room: int) -> N
     assert mx.allclose(weights.sum(axis=4), mx.ones((2, 2, group, 1)))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("group", [1, 3, 4])
+def test_heads_that_share_rows_are_multiplied_at_once(group: int, masked: bool) -> None:
+    queries, keys, values = (
+        mx.random.normal((3, heads, n, width))
+        for heads, n, width in ((2 * group, 1, 20), (2, 90, 20), (2, 90, 12))
+    )
+    mask = (mx.arange(90) < mx.array([[90], [40], [71]]))[:, None, None] if masked else None
+    apart = weighed(queries, keys, values, 0.3, mask)
+    for found, other in zip(weighed(queries, keys, values, 0.3, mask, grouped=True), apart, strict=True):
+        assert found.shape == other.shape
+        np.testing.assert_allclose(found, other, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU has an attention of its own")
 def test_of_sequences_that_fill_fewer_rows_too() -> None:
     queries, keys, values = (mx.random.normal((3, heads, n, 20)) for heads, n in ((6, 1), (2, 9), (2, 9)))

@@ -91,11 +91,13 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         whole = weighing and sinks is None and attend is base.scaled_dot_product_attention
-        if whole and not isinstance(cache, ReversibleCache) and cache.takes(keys, mask):
-            ((_, _, mask),) = cache.masks(mask, queries.shape[1], queries.shape[2])
-            found, weights = weighed(queries, keys, values, scale, mask)
-            cache.observe(queries, keys, scale, mask, sinks, weights)
-            return _tied(found, cache)
+        if whole and not isinstance(cache, ReversibleCache):
+            takes, grouped = cache.takes(keys, mask), _after_eviction(cache, queries, mask)
+            if takes or grouped:
+                ((_, _, mask),) = cache.masks(mask, queries.shape[1], queries.shape[2])
+                found, weights = weighed(queries, keys, values, scale, mask, grouped=grouped)
+                cache.observe(queries, keys, scale, mask, sinks, weights if takes else None)
+                return _tied(found, cache)
         cache.observe(queries, keys, scale, mask, sinks)
         if one is not None and mask is None and not one.in_lanes:
             found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
@@ -108,6 +110,12 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
     attention.shows_queries_to_vqx = True  # type: ignore[attr-defined]
     return attention
+
+
+def _after_eviction(cache: EvictingCache | EvictingBatch, queries: mx.array, mask: Any) -> bool:
+    """Whether a token reads what is left after others went: no cache of mlx-lm gives its attention."""
+    own = isinstance(cache, EvictingBatch) and isinstance(mask, mx.array) and mask.dtype == mx.bool_
+    return queries.shape[2] == 1 and (mask is None or own) and cache.evicted
 
 
 def _attention(

@@ -218,6 +218,14 @@ class EvictingBatch:
             self.updated(self)
         return self.keys_and_values()
 
+    @property
+    def evicted(self) -> bool:
+        """As of ``vqx.EvictingCache``, while all sequences decode."""
+        if self._one is not None:
+            return bool(self._one.evicted)
+        layer = self._parts[0].layer
+        return self._together and layer is not None and layer.evicted and layer.heads == 1
+
     def takes(self, keys: mx.array, mask: Any) -> bool:
         """As of ``vqx.EvictingCache``, under the batch's own masks; of a prompt read alike alone."""
         if self._one is not None:

@@ -369,6 +369,11 @@ class EvictingCache:
         return self.plan.takes_mass(layer, self.plan.due(layer))
 
     @property
+    def evicted(self) -> bool:
+        """Whether rows went, and each head has the others in a lane of its own."""
+        return self._still is not None and self._still.evicted and self._still.heads == 1
+
+    @property
     def in_lanes(self) -> bool:
         """Whether the heads of the layer share one lane, so that attention needs the cache's own masks."""
         return self._still is not None and self._still.heads > 1
