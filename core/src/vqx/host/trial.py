@@ -154,7 +154,10 @@ def unbatched(model: nn.Module, fresh: Callable[[], list[Any]]) -> str:
         batch = EvictingBatch([_filled(*empty, more=more) for more in (1, 2)])
         for _ in range(2):
             _read(batch, *empty[1:], length=1)
-        many = empty[2].shape[1] + 1
+    except (AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    many, name = empty[2].shape[1] + 1, type(model).__module__
+    try:
         caches = [
             _together(each) for each in zip(*(_evicting_two(fresh()) for _ in range(many)), strict=True)
         ]
@@ -164,8 +167,10 @@ def unbatched(model: nn.Module, fresh: Callable[[], list[Any]]) -> str:
             model(mx.ones((many, length), mx.int32), cache=caches)
             for cache in caches:
                 cache.finalize()
-    except (AttributeError, TypeError, ValueError) as error:
-        return str(error)
+    except AttributeError:
+        return f"{name} has layers of another kind, whose caches mlx-lm reads in no batch"
+    except (TypeError, ValueError):
+        return f"masks or positions of {name} do not fit sequences, or layers, of different numbers of rows"
     return ""
 
 
