@@ -83,6 +83,19 @@ def test_a_prompt_begins_while_old_rows_leave_room(room: int, tiny: Any, monkeyp
     assert begun == {-1: [], 0: [40] * (layers - 1), 2**27: [40] * (layers - 1) + [20] * (layers - 1)}[room]
 
 
+def test_nan_in_a_last_layer_is_refused_before_a_first_one_reads(tiny: Any) -> None:
+    caches, last = caches_of(tiny.model, "h2o", budget=24), len(tiny.model.layers) - 1
+    tokens, attention = mx.zeros((1, 40), mx.int32), tiny.model.layers[last].self_attn
+    right = attention.k_proj.weight
+    attention.k_proj.weight = right * mx.nan
+    mx.eval(tiny.model(tokens, cache=caches), [cache.state for cache in caches])
+    attention.k_proj.weight = right
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"layer {last}: keys of the last 40 tokens hold NaN"):
+            tiny.model(tokens, cache=caches)
+        assert {cache.tokens_seen for cache in caches} == {40}
+
+
 def test_layers_of_other_kinds_cannot_go_back_and_say_so() -> None:
     model = tiny_model("gemma3_text")
     caches = vqx.make_cache(model, "h2o", budget=16)
