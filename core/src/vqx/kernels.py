@@ -108,8 +108,8 @@ def mass(
     if kernels is None or asked is None:
         return None
     asked = asked._replace(queries=block.queries[..., first:last, :], start=asked.start + first)
-    hide = "itself" if not itself else "later" if block.mask is not None else "nothing"
-    found: mx.array = kernels.mass(where, logits, asked, kernels.Rule(hide=hide, decay=decay, **fused))
+    asked, rule = _ruled(kernels, block, asked, itself=itself, decay=decay, **fused)
+    found: mx.array = kernels.mass(where, logits, asked, rule)
     return found * decay ** (block.length - last) if decay != 1.0 else found
 
 
@@ -131,10 +131,8 @@ def prompt_mass(
     asked = _asked(kernels, block)
     if asked is None or not kernels.serves(where, asked):
         return None
-    hide = "itself" if not itself else "later" if block.mask is not None else "nothing"
-    found: mx.array = kernels.prompt_mass(
-        where, asked, kernels.Rule(hide=hide, decay=decay), noise=noise, temperature=divisor
-    )
+    asked, rule = _ruled(kernels, block, asked, itself=itself, decay=decay)
+    found: mx.array = kernels.prompt_mass(where, asked, rule, noise=noise, temperature=divisor)
     return found
 
 

@@ -113,10 +113,12 @@ def capacity_for(rows: int, keys: mx.array) -> int:
 
 def filled(rows: Rows) -> tuple[mx.array, mx.array]:
     """The filled part of the buffers: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
-    keys, values, n = rows.keys, rows.values, rows.length
-    if n == keys.shape[2]:
-        return keys, values
-    return keys[:, :, :n], values[:, :, :n]
+    return first(rows.keys, rows.values, rows.length)
+
+
+def first(keys: mx.array, values: mx.array, n: int) -> tuple[mx.array, mx.array]:
+    """The first n rows of two buffers ``[B, H, capacity, *]``; nothing is asked of MLX where they are all."""
+    return (keys, values) if n == keys.shape[2] else (keys[:, :, :n], values[:, :, :n])
 
 
 def pick(rows: Rows, slots: mx.array, room: int = 0, known: kernels.Kept | None = None) -> Rows:

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from vqx.state.layer import Layer
 from vqx.state.positions import STEPS, Rotary
-from vqx.state.rows import Rows
+from vqx.state.rows import Rows, first
 
 
 class Run(NamedTuple):
@@ -42,9 +42,7 @@ class Run(NamedTuple):
         keys, values, rows, end = self[:4]
         if rotary is not None and self.steps is not None:
             keys = rotary.placed(keys, self.steps, end)
-        if rows == keys.shape[2]:
-            return keys, values
-        return keys[:, :, :rows], values[:, :, :rows]
+        return first(keys, values, rows)
 
     def asked(self, queries: mx.array, most: int) -> "Run":
         """With the query of its latest token; the last ``most`` are held (0: all)."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from vqx.state.layer import Layer, Seen, Waiting
 from vqx.state.positions import Rotary
-from vqx.state.rows import Rows
+from vqx.state.rows import Rows, first
 
 
 class Decision(NamedTuple):
@@ -61,9 +61,7 @@ class Seat(NamedTuple):
 
     def filled(self, rotary: Rotary | None) -> tuple[mx.array, mx.array]:
         """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
-        keys, values = self.keys, self.values
-        if self.rows < keys.shape[2]:
-            keys, values = keys[:, :, : self.rows], values[:, :, : self.rows]
+        keys, values = first(self.keys, self.values, self.rows)
         if rotary is not None and self.held.steps:
             keys = rotary.placed(keys, self.held.steps[self.place], self.end)
         return keys, values
