@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -142,21 +143,29 @@ def test_layers_keep_together_what_each_keeps_alone(
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("interval", [1, 6])
 @pytest.mark.parametrize("between", [nothing, one_looked_at, copied, a_chunk, broken])
 @pytest.mark.parametrize("name", SCORERS)
-def test_in_compact_positions_layers_keep_together_what_each_keeps_alone(
-    name: str, between: Callable[..., Any], loops: list[Any], stream: Any
+def test_in_compact_positions_layers_keep_together_what_each_keeps_by_operations(
+    name: str,
+    between: Callable[..., Any],
+    interval: int,
+    loops: list[Any],
+    stream: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """After an interval each decides by kernels of its own."""
     text, found, given = [stream(70, seed=number) for number in range(LAYERS)], [], []
     for together in (True, False):
-        made = caches(SCORERS[name], together=together, positions="compact")
+        monkeypatch.setattr(kernels, "target", partial(str, "host" if together else "reference"))
+        made = caches(SCORERS[name], together=together, interval=interval, positions="compact")
         for length in (20, *[1] * 20):
             forward(made, text, length)
         made = between(made, text)
         assert made[0].offset == made[0].tokens_kept < made[0].tokens_seen
         given.append([forward(made, text, 1) for _ in range(12)])
         found.append(held(made))
-        assert (len(loops) >= 25) == together, "they did not decide together"
+        assert (len(loops) >= 25) == (together and interval == 1), "they did not decide together"
         assert None not in loops
         loops.clear()
     for one, other in zip(*found, strict=True):  # sums of weights are rounded otherwise

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models.rope_utils import initialize_rope
-from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated, make_cache
+from vqx import Arrivals, EvictingCache, Held, Method, Options, Scorer, accumulated, kernels, make_cache
 from vqx.state.positions import Rotary, rotary_of
 
 D, BUDGET, N_SINK = 64, 16, 4
@@ -140,8 +140,12 @@ def test_the_part_of_a_key_that_is_not_rotary_is_never_touched() -> None:
 @pytest.mark.parametrize("look", [1, 7, 100], ids=["looked at", "at times", "left alone"])
 @pytest.mark.parametrize("interval", [1, 5])
 @pytest.mark.parametrize("window", [1, 4])
-def test_compact_scores_are_taken_where_rows_and_queries_stand(window: int, interval: int, look: int) -> None:
+@pytest.mark.parametrize("target", ["reference", "host"])
+def test_compact_scores_are_taken_where_rows_and_queries_stand(
+    target: str, window: int, interval: int, look: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And attention reads rows where they stand, whether or not somebody looks between tokens."""
+    monkeypatch.setattr(kernels, "target", lambda: target)
 
     def by_weight(held: Held) -> Any:
         return held.last.weights().mean(axis=2).mean(axis=2)

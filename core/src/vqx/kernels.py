@@ -15,7 +15,8 @@ from vqx.scorers import Held, Method, Temperature
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 Turns: TypeAlias = tuple[mx.array, mx.array, mx.array]
-"""Which channels turn together ``[2, P]``, and cosine and sine of turns by t and by 256 t, ``[*, P, 2]``."""
+"""Which channels turn together ``[2, P]``, and cosine and sine of turns by t and by 256 t, ``[*, P, 2]``, or
+flat."""
 
 
 class Chosen(NamedTuple):

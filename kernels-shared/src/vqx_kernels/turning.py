@@ -9,7 +9,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from vqx_kernels.bodies import compose
-from vqx_kernels.kernel import Run, prepared
+from vqx_kernels.kernel import Run, flat, prepared
 from vqx_kernels.small import Guard, sizes
 
 NEAR = 256
@@ -40,10 +40,9 @@ def turned(
     launch = _launch(
         target, keys.dtype, (batch, heads, n, keys.shape[3]), turns.channels.size // 2, slots is not None
     )
-    steps = steps.reshape(-1)
-    slots = steps if slots is None else slots.reshape(-1)
-    tables = [table.reshape(-1) for table in turns]
-    return launch([keys, slots, steps, sizes(n, 0, _NOBODY), *tables])[0]
+    steps = flat(steps)
+    slots = steps if slots is None else flat(slots)
+    return launch([keys, slots, steps, sizes(n, 0, _NOBODY), *map(flat, turns)])[0]
 
 
 _NOBODY = Guard()

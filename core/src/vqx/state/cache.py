@@ -18,7 +18,7 @@ from vqx.state.arrival import admit, caught_up
 from vqx.state.attention import Known
 from vqx.state.batch import EvictingBatch
 from vqx.state.exchange import decided, exchanged
-from vqx.state.layer import Ahead, Layer, Plan, attended, dense, widths
+from vqx.state.layer import Ahead, Layer, Plan, attended, widths
 from vqx.state.members import unfit
 from vqx.state.packing import Packing
 from vqx.state.positions import Rotary
@@ -181,7 +181,7 @@ class EvictingCache:
         if layer is not None:
             self._layer = layer
             self._spare = self.plan.spare(layer) if self.plan.options.interval > 1 else 0
-            return self._admitted(*dense(self.plan, layer))
+            return self._admitted(*attended(self.plan, layer))
         self._check(keys, values)
         if self.allotment is not None and self._layer is not None:
             keys = mx.depends([keys], [changing(self.number, self.change)])[0]

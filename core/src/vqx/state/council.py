@@ -13,7 +13,7 @@ from vqx import kernels
 from vqx.state.cuts import cut, groups
 from vqx.state.exchange import decided
 from vqx.state.layer import Layer, Plan
-from vqx.state.positions import STEPS, steps_over
+from vqx.state.positions import STEPS, statistics, steps_over
 from vqx.state.seats import Decision, Seat, as_they_are
 from vqx.state.settling import in_place
 
@@ -93,7 +93,7 @@ class Council:
             return False
         first, method = seats[0], caches[0].plan.method
         asks, held = method.scorer.reads_queries, first.held
-        columns = {name: column for name, column in held.columns.items() if name != STEPS}
+        columns = statistics(held.columns)
         found = kernels.together(
             method,
             columns,

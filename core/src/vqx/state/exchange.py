@@ -13,8 +13,9 @@ from vqx import kernels
 from vqx.state.arrival import admit_bare, begun, caught_up, dressed
 from vqx.state.attention import Block
 from vqx.state.layer import Ahead, Layer, Plan
+from vqx.state.positions import STEPS, closed_up, statistics
 from vqx.state.queries import block_of, latest, remember
-from vqx.state.rows import Rows, apart
+from vqx.state.rows import Rows, apart, moved
 from vqx.state.settling import held_of, in_place, scored, staying
 
 
@@ -38,13 +39,13 @@ def decided(plan: Plan, layer: Layer) -> Ahead | None:
     plain = layer.heads == 1 and layer.last == 1 and layer.each is None and layer.score is None
     if not plain or not plan.due(layer) or not plan.defers or (layer.seen is not None and layer.seen.logits):
         return None
-    apart = plan.packing is None and plan.rotary is None and method.merge is None and not options.undo
-    if not apart or method.scorer.note is not None:
+    apart = plan.packing is None and method.merge is None and not options.undo
+    if not apart or method.scorer.note is not None or method.scorer.rotary:
         return None
     if options.interval > 1:
         return _many(plan, layer) if in_place(plan, layer, 1) else None
     one = layer.size == method.budget + 1 and kernels.target() != "reference"
-    return _one(plan, layer) if one else None
+    return _one(plan, layer) if one and not plan.compact else None
 
 
 def _one(plan: Plan, layer: Layer) -> Ahead | None:
@@ -112,7 +113,7 @@ def _many(plan: Plan, layer: Layer) -> Ahead | None:
     method, keep = plan.method, plan.method.budget
     layer = dressed(plan, layer)
     shown = _shown(plan, layer)
-    ranked = None if shown is None else kernels.ranked(method, layer.rows.columns, shown[1])
+    ranked = None if shown is None else kernels.ranked(method, statistics(layer.rows.columns), shown[1])
     if shown is None or ranked is None:
         layer = caught_up(plan, layer)
         stay: kernels.Kept | None = staying(plan, layer)
@@ -120,9 +121,14 @@ def _many(plan: Plan, layer: Layer) -> Ahead | None:
         (layer, _), (columns, score) = shown, ranked
         position = layer.rows.position
         stay = kernels.kept(None, score, position, columns, keep, end=layer.end, in_place=True)
+    if stay is None:
+        return None
     rows = layer.rows
-    late = [apart(buffer, keep, rows.length) for buffer in (rows.keys, rows.values)]
-    return None if stay is None else Ahead(layer, stay, late)
+    if plan.compact:
+        gone = mx.put_along_axis(mx.zeros(rows.position.shape, mx.bool_), stay.slots, mx.array(True), axis=2)
+        steps = moved(closed_up(rows, gone).columns[STEPS], stay.slots)
+        stay = stay._replace(columns={**stay.columns, STEPS: steps})
+    return Ahead(layer, stay, [apart(buffer, keep, rows.length) for buffer in (rows.keys, rows.values)])
 
 
 def _moved(layer: Layer, stay: kernels.Kept, late: Sequence[mx.array]) -> Layer:

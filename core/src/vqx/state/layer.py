@@ -126,8 +126,9 @@ class Ahead(NamedTuple):
     def carried(self) -> list[mx.array]:
         """The arrays that no logits need yet."""
         first: mx.array = self.what[0]
-        fused = len(self.what.columns) == len(self.layer.rows.columns)  # all of one kernel
-        return [first, *self.late] if fused else [first, *self.late, *self.layer.carried]
+        fused = len(self.what.columns) == len(self.layer.rows.columns)  # all of one kernel, but for steps
+        steps = [self.what.columns[STEPS]] if STEPS in self.what.columns else []
+        return [first, *self.late, *steps] if fused else [first, *self.late, *self.layer.carried]
 
 
 class Layer(NamedTuple):

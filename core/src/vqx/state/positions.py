@@ -4,7 +4,7 @@ Turning again and again drifts: in bfloat16 by 79 % after 2,048 single steps, ag
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -115,6 +115,11 @@ def _looked_up(tables: Tables, keys: mx.array, steps: mx.array) -> mx.array:
     return join([*turned], axis=-1).reshape(keys.shape).astype(keys.dtype)
 
 
+def statistics(columns: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """What a method holds of rows, without what compact positions do."""
+    return {name: column for name, column in columns.items() if name != STEPS}
+
+
 def closed_up(rows: Rows, gone: mx.array) -> Rows:
     """The rows with those that stay nearer by each older one of those that go, booleans ``[B, H, n]``."""
     order = mx.argsort(rows.position, axis=2)
@@ -174,7 +179,8 @@ def _read(rope: Rope, width: int) -> Rotary:
     mirror = mx.where(partner < mx.arange(width), -1.0, 1.0)
     turns = functools.cache(lambda count: _turns(rotary, partner, count))
     tables = functools.cache(lambda count: _tables(turns(count)))
-    rotary = Rotary(rope, scale, mirror, turns, _beside(int(np.sum(np.array(mirror) < 0))), tables)
+    flat = functools.cache(lambda count: _flat(turns(count)))
+    rotary = Rotary(rope, scale, mirror, flat, _beside(int(np.sum(np.array(mirror) < 0))), tables)
     return rotary
 
 
@@ -204,6 +210,12 @@ def _turns(rotary: Rotary, partner: mx.array, count: int) -> kernels.Turns:
 
     near, far = mx.arange(NEAR, dtype=mx.int32), mx.arange(count, dtype=mx.int32)
     return channels, table(near), table(NEAR * far)
+
+
+def _flat(turns: kernels.Turns) -> kernels.Turns:
+    """As kernels take them, so that no token asks for it."""
+    channels, near, far = turns
+    return channels.reshape(-1), near.reshape(-1), far.reshape(-1)
 
 
 def _tables(turns: kernels.Turns) -> Tables | None:

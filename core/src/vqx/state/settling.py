@@ -10,7 +10,7 @@ from vqx.ranking import top
 from vqx.scorers import Held, Method
 from vqx.state import lanes
 from vqx.state.layer import Layer, Plan, dense, next_place, placed, position_of, stats_of
-from vqx.state.positions import STEPS, closed_up, closed_up_over
+from vqx.state.positions import STEPS, closed_up, closed_up_over, statistics
 from vqx.state.processes import Processes
 from vqx.state.queries import latest
 from vqx.state.replay import replay
@@ -98,7 +98,7 @@ def staying(plan: Plan, layer: Layer) -> kernels.Kept:
     method, held, rows = plan.method, held_of(plan, layer), layer.rows
     score = scored(method, held)
     found = kernels.kept(
-        method, score, rows.position, rows.columns, method.budget, end=layer.end, in_place=True
+        method, score, rows.position, statistics(rows.columns), method.budget, end=layer.end, in_place=True
     )
     if found is not None:
         return found
