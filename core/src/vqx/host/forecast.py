@@ -4,7 +4,6 @@ Forwards are traced as mlx-lm would run them, prompt in chunks and token by toke
 each is walked through (:mod:`vqx.host.memory`): so every model, method and option is counted by what it does.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -173,46 +172,64 @@ class _Reading(NamedTuple):
 def _fitting(reading: _Reading, memory: int) -> Forecast:
     """The forecast of the greatest budget whose peak fits.
 
-    It is sought where a line between two others meets the memory, by the forwards alone that were the worst
-    so far; then all are looked at. Where the line is far from the truth, half of what is left is tried next.
+    It is sought by the forwards alone that were the worst so far; then all are looked at.
     """
     most = reading.prompt + reading.tokens
     step = max(16, most // 64)
-    most = -(-most // step) * step
-    least, told, worst = _least(reading, step, most)
+    budget = -(-most // step) * step
+    least = _least(reading, step, budget)
+    heavy: list[int] = []
+    told, worst = reading.told(budget)
+    while told.peak > memory and budget > least:
+        heavy = [worst, *heavy]
+        budget = _sought(reading, memory, heavy, least, (budget, told.peak), step)
+        told, worst = reading.told(budget)
     if told.peak > memory:
         raise ValueError(
             f"no budget fits into {memory / 1e9:.2f} GB: with {least} rows the peak is"
             f" {told.peak / 1e9:.2f} GB, of which {told.weights / 1e9:.2f} are weights; read the prompt in"
             " shorter chunks, read fewer sequences together, or quantise the weights"
         )
-    heavy, peaks = [worst], {least: told.peak}
-    fits, over, budget = least, most + step, most
-    while True:
-        while over - fits > step:
-            peaks[budget] = reading.peak(budget, heavy, memory)
-            left = over - fits
-            fits, over = (fits, budget) if peaks[budget] > memory else (budget, over)
-            line = (memory - peaks[fits]) / (peaks.get(over, math.inf) - peaks[fits])
-            share = line if over - fits <= left / 2 or budget == most else 0.5
-            budget = min(max(fits + int(share * (over - fits)) // step * step, fits + step), over - step)
-        if fits > least:
-            told, worst = reading.told(fits)
-        if told.peak <= memory:
-            return told
-        heavy = [worst, *heavy]
-        fits, over = least, fits
+    return told
 
 
-def _least(reading: _Reading, step: int, most: int) -> tuple[int, Forecast, int]:
+def _sought(
+    reading: _Reading, memory: int, heavy: Sequence[int], least: int, above: tuple[int, int], step: int
+) -> int:
+    """The greatest budget at which the forwards ``heavy`` fit; ``least`` where they do at none.
+
+    It is looked for where a line between two others meets the memory; where the line is far from the truth,
+    half of what is left is tried next.
+
+    Args:
+        above: a budget at which they do not fit, and their peak.
+    """
+    fits, (over, peak), share = least, above, None
+    under = reading.peak(fits, heavy, memory)
+    while over - fits > step and under <= memory:
+        left = over - fits
+        share = share or (memory - under) / (peak - under)
+        budget = min(max(fits + int(share * left) // step * step, fits + step), over - step)
+        found = reading.peak(budget, heavy, memory)
+        if found > memory:
+            over, peak = budget, found
+        else:
+            fits, under = budget, found
+        share = 0.5 if over - fits > left / 2 else None
+    return fits
+
+
+def _least(reading: _Reading, step: int, most: int) -> int:
     """The first budget that leaves room beside the method's guards, doubled from ``step`` on."""
     while True:
         try:
-            return step, *reading.told(step)
+            reading.caches_of(step)
         except ValueError:
             if 2 * step > most:
                 raise
             step *= 2
+        else:
+            return step
 
 
 def _grows(cache: Any, length: int) -> bool:
