@@ -15,7 +15,6 @@ LENGTHS = (40, 1, 1, 1, 1, 1, 1, 1, 5, 1, 1, 1)
 SETTINGS = (
     "tova",
     "tova:heads=each",
-    "tova:interval=3",
     "tova:positions=compact",
     "snapkv:window=1",
     "critical:window=1",
