@@ -128,7 +128,10 @@ class Ahead(NamedTuple):
         first: mx.array = self.what[0]
         fused = len(self.what.columns) == len(self.layer.rows.columns)  # all of one kernel, but for steps
         steps = [self.what.columns[STEPS]] if STEPS in self.what.columns else []
-        return [first, *self.late, *steps] if fused else [first, *self.late, *self.layer.carried]
+        made = [first, *self.late, *steps]
+        if isinstance(self.what, kernels.Kept):  # MLX operations make each of these by itself
+            made += [self.what.position, *self.what.columns.values()]
+        return made if fused else [*made, *self.layer.carried]
 
 
 class Layer(NamedTuple):
