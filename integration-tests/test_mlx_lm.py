@@ -104,7 +104,7 @@ def test_with_an_ample_budget_every_logit_is_the_models_own_whatever_the_options
 def test_until_the_first_eviction_every_logit_is_the_models_own_whatever_the_options(
     method: str, engine: Options, tiny: Any, letters: mx.array
 ) -> None:
-    lengths = [17, *[1] * 56]
+    lengths = [17, *[1] * 64]
     own = tiny.read(tiny.plain(), letters, lengths)
     caches = caches_of(tiny.model, method, engine, budget=SMALL)
     logits = tiny.read(caches, letters, lengths)
