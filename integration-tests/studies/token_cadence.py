@@ -2,7 +2,8 @@
 
 One layer, 8 heads of 4 query heads, D = 64, 2,048 tokens, 512 rows kept. Of the one-by-one forwards the last
 256 are timed, in each of which a row goes. Prints microseconds a token, of a CPU those that this process had,
-and whether both keep the same rows at the end.
+and whether both keep the same rows at the end. Then h2o once more, 8 heads of one query head and D = 128: its
+blocks against what a reader of the paper would write, a step of MLX operations a token that gathers its rows.
 
     python integration-tests/studies/token_cadence.py
 """
@@ -41,6 +42,46 @@ def held(cache: EvictingCache) -> np.ndarray:
     return np.sort(np.array(cache.position), axis=2)
 
 
+def written_plainly(tokens: Stream, sinks: int, recent: int) -> np.ndarray:
+    """The rows that h2o keeps, ``[B, H, n]``: one token after another, the least attended gone."""
+    keys, values, width = tokens.keys[:, :, :0], tokens.values[:, :, :0], tokens.keys.shape[-1]
+    place, gathered = mx.zeros(keys.shape[:3], mx.int32), mx.zeros(keys.shape[:3])
+    for at in range(TOKENS):
+        one = slice(at, at + 1)
+        keys = mx.concatenate([keys, tokens.keys[:, :, one]], axis=2)
+        values = mx.concatenate([values, tokens.values[:, :, one]], axis=2)
+        place = mx.concatenate([place, mx.full((*place.shape[:2], 1), at, mx.int32)], axis=2)
+        logits = tokens.queries[:, :, one] * width**-0.5 @ keys.swapaxes(2, 3)
+        gathered = mx.pad(gathered, ((0, 0), (0, 0), (0, 1))) + mx.softmax(logits, axis=-1)[:, :, 0]
+        if keys.shape[2] > BUDGET:
+            safe = (place < sinks) | (place > at - recent)
+            goes = mx.argmin(mx.where(safe, mx.inf, gathered), axis=2, keepdims=True)
+            stay = mx.arange(BUDGET) + (mx.arange(BUDGET) >= goes)
+            keys, values = (mx.take_along_axis(rows, stay[..., None], axis=2) for rows in (keys, values))
+            place, gathered = (mx.take_along_axis(each, stay, axis=2) for each in (place, gathered))
+        mx.eval(keys, values, place, gathered)
+    return np.sort(np.array(place), axis=2)
+
+
+def against_plain_steps() -> None:
+    """Time h2o's blocks against ``written_plainly``, and say whether both keep the same rows."""
+    tokens = stream("gaussian", 1, Shape(TOKENS + 1, batch=1, heads=8, group=1, width=128))
+    mx.eval(tokens.queries, tokens.keys, tokens.values)
+    method = method_of("h2o", budget=BUDGET, n_sink=4, recent=128, normalise=None)
+    read(EvictingCache(method, ENGINE), tokens, 0, TOKENS + 1, CHUNK)  # compiles
+    cache = EvictingCache(method, ENGINE)
+    block = read(cache, tokens, 0, TOKENS + 1, CHUNK)
+    clock = time.process_time if mx.default_device() == mx.cpu else time.perf_counter
+    before = clock()
+    kept = written_plainly(tokens, sinks=4, recent=128)
+    plain = clock() - before
+    same = np.array_equal(held(cache)[..., :-1], kept)  # the newest row came to settle the others
+    print(
+        f"h2o, one step of MLX operations a token: {plain * 1e3:.0f} ms,"
+        f" in blocks {block * 1e3:.0f}: {plain / block:.0f} times; same rows: {same}"
+    )
+
+
 def main() -> None:
     """Measure and print."""
     where = kernels.at_once()
@@ -68,3 +109,4 @@ def main() -> None:
 if __name__ == "__main__":
     vqx.names()
     main()
+    against_plain_steps()
