@@ -14,7 +14,6 @@ def vqx_methods() -> list[vqx.MethodSpec]:
             paper="arXiv 2406.02069",
             config=PyramidKVConfig,
             build=build,
-            windows=("window",),
         )
     ]
 
