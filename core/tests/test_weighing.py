@@ -106,17 +106,23 @@ def test_the_same_rows_are_kept_as_where_it_is_computed_once_more(scorer: Scorer
         np.testing.assert_allclose(column, other, rtol=2e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("interval", [1, 7])
-@pytest.mark.parametrize("name", ["mass", "mass that fades", "mass for each query", "the latest query"])
-def test_no_logits_are_computed_once_more(name: str, interval: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The queries of each tile whose logits are computed from now on."""
+    lengths: list[int] = []
     logits = Block._logits
 
     def counted(block: Block, first: int, last: int) -> mx.array:
-        asked.append(block.length)
+        lengths.append(block.length)
         return logits(block, first, last)
 
     monkeypatch.setattr(Block, "_logits", counted)
+    return lengths
+
+
+@pytest.mark.parametrize("interval", [1, 7])
+@pytest.mark.parametrize("name", ["mass", "mass that fades", "mass for each query", "the latest query"])
+def test_no_logits_are_computed_once_more(name: str, interval: int, asked: list[int]) -> None:
     tokens = mx.random.normal((1, 4, 50, 16)), *mx.random.normal((2, 1, 2, 50, 16))
     kept(SCORERS[name], interval, tokens, shown=True)
     assert len(asked) <= 1  # the prompt's latest query, where its weights alone are asked for
@@ -150,17 +156,7 @@ def kept_of_two(scorer: Scorer, interval: int, tokens: Any, shown: bool) -> list
 
 @pytest.mark.parametrize("interval", [1, 7])
 @pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
-def test_a_batch_keeps_the_same_rows_too(
-    scorer: Scorer, interval: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    logits = Block._logits
-
-    def counted(block: Block, first: int, last: int) -> mx.array:
-        asked.append(block.length)
-        return logits(block, first, last)
-
-    monkeypatch.setattr(Block, "_logits", counted)
+def test_a_batch_keeps_the_same_rows_too(scorer: Scorer, interval: int, asked: list[int]) -> None:
     tokens = mx.random.normal((2, 4, 50, 16)), *mx.random.normal((2, 2, 2, 50, 16))
     wanted, without = kept_of_two(scorer, interval, tokens, shown=False), len(asked)
     asked.clear()
