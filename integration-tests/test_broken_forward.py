@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from subjects import caches_of, method
 from tiny_models.build import tiny_model
+from vqx.state import turn
 from vqx.state.turn import EARLY
 
 
@@ -36,12 +37,14 @@ def raised() -> Any:
 
 @contextmanager
 def begun_early() -> Iterator[None]:
-    """As on a GPU: a prompt begins before its last layer is written down."""
-    before = EARLY.set(2**27)
+    """As on a GPU: a prompt begins before its last layer is written down, here at every one."""
+    before, every = EARLY.set(2**27), turn.EVERY
+    turn.EVERY = 1
     try:
         yield
     finally:
         EARLY.reset(before)
+        turn.EVERY = every
 
 
 @pytest.mark.parametrize("engine", [{}, {"undo": 3}, {"cadence": "token"}, {"interval": 4}], ids=str)
@@ -67,11 +70,15 @@ def test_a_forward_that_ended_in_the_middle_leaves_no_trace(method: str, engine:
     assert [cache.tokens_seen for cache in caches] == [cache.tokens_seen for cache in unbroken]
 
 
+@pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("room", [-1, 0, 2**27])
-def test_a_prompt_begins_while_old_rows_leave_room(room: int, tiny: Any, monkeypatch: Any) -> None:
+def test_a_prompt_begins_while_old_rows_leave_room(
+    room: int, every: int, tiny: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(turn, "EVERY", every)
     begun: list[int] = []
     monkeypatch.setattr(mx, "async_eval", lambda keys: begun.append(keys.shape[2]))
-    layers, tokens = len(tiny.model.layers), mx.zeros((1, 40), mx.int32)
+    starts, tokens = (len(tiny.model.layers) - 1) // every, mx.zeros((1, 40), mx.int32)
     caches = caches_of(tiny.model, "h2o", budget=24)
     before = EARLY.set(room)
     try:
@@ -80,7 +87,7 @@ def test_a_prompt_begins_while_old_rows_leave_room(room: int, tiny: Any, monkeyp
     finally:
         EARLY.reset(before)
     # of the first chunk no rows are held before; of the second, one layer's are too many for no room
-    assert begun == {-1: [], 0: [40] * (layers - 1), 2**27: [40] * (layers - 1) + [20] * (layers - 1)}[room]
+    assert begun == {-1: [], 0: [40] * starts, 2**27: [40] * starts + [20] * starts}[room]
 
 
 def test_nan_in_a_last_layer_is_refused_before_a_first_one_reads(tiny: Any) -> None:

@@ -15,6 +15,9 @@ from vqx.state.council import Council
 EARLY: ContextVar[int | None] = ContextVar("EARLY", default=None)
 """As of ``early``; None: 128 MiB on a GPU, whose host has more to do than to compute, and elsewhere -1."""
 
+EVERY = 4
+"""Layers from one that begins early to the next: each beginning costs a launch."""
+
 LONG = 16
 """Tokens of a forward that is begun early; those that are built and never evaluated have fewer."""
 
@@ -90,7 +93,7 @@ class Turn:
         self._over()
 
     def start(self, keys: mx.array, held: int) -> None:
-        """Have a prompt's forward begin, up to a layer's ``keys``, while Python writes down what follows.
+        """Have a prompt's forward begin, up to every fourth layer's ``keys``, while Python writes on.
 
         What layers were before is held until the last one has read the tokens: where the device is past a
         layer it is held beside what came of it, so nothing more begins where that is more than ``early``.
@@ -105,7 +108,7 @@ class Turn:
         if not self._before:
             for cache in self.caches:
                 cache.check_pending()
-        elif self._held <= early():
+        elif len(self._before) % EVERY == 0 and self._held <= early():
             mx.async_eval(keys)
         self._held += held
 
