@@ -16,6 +16,9 @@ from vqx.state.positions import rotary_of
 from vqx.state.turn import Turn
 from vqx_kernels import probe
 
+vqx_kernels = pytest.importorskip("vqx_kernels")
+testing = pytest.importorskip("vqx_kernels.testing")
+
 LAYERS, WIDTH = 3, 8
 SCORERS = {
     "lines of its own": accumulated().with_kernel(probe.MASS, lambda *_: (1.0,)),
@@ -219,6 +222,32 @@ def test_a_cut_holds_no_more_logits_than_it_may(
     assert {kept.slots.shape[0] for kept in loops} == layers
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_tensor_cores_sum_up_what_a_cut_asks_and_no_logits_are_written(
+    stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA, emulated: all layers go to two launches, and nothing as large as a layer's logits is there."""
+    text, found, names = [], [], []
+    for number in range(LAYERS):
+        tokens = stream(70, seed=number)
+        text.append([mx.concatenate([one, one], axis=-1).astype(mx.float16) for one in tokens])
+    monkeypatch.setattr(vqx_kernels.tensor, "wrong", lambda _: "")
+    monkeypatch.setattr(cuts, "AT_ONCE", 500)
+    for target, together in (("cuda", True), ("cuda", False), ("reference", False)):
+        monkeypatch.setattr(kernels, "target", partial(str, target))
+        made = caches(accumulated(per_sighting=True), together=together, interval=6)
+        with testing.recorded() as launches:
+            for length in (20, *[1] * 20):
+                forward(made, text, length)
+            found.append(held(made))
+        names += [[launch.outputs[0][0] for _, launch in launches]]
+    # a prompt and what waits in the end, layer by layer; three cuts
+    assert [each.count("bars") for each in names] == [2 * LAYERS + 3, 5 * LAYERS, 0]
+    assert "logits" not in (*names[0], *names[1])
+    for one, other, reference in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, reference, rtol=1e-4)
 
 
 def test_layers_of_different_budgets_decide_alone(loops: list[Any], stream: Any) -> None:

@@ -175,13 +175,44 @@ def together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> C
 
 def kept_together(method: Method, stats: Mapping[str, mx.array], layers: Layers, keep: int) -> Kept | None:
     """As ``kept`` in place for several layers, whose queries are observed before; None as of ``together``."""
-    found, end = _together(method, stats, layers, "nothing"), layers.start + layers.length
+    end = layers.start + layers.length
+    if multiplied(method, layers, layers.length):
+        return _multiplied(method, stats, layers, keep)
+    found = _together(method, stats, layers, "nothing")
     if found is None:
         return None
     if isinstance(found, mx.array):
         return kept(method, found, layers.position, stats, keep, end=end, in_place=True)
     stats = {**stats, **found.written}
     return kept(None, found.ranked, layers.position, stats, keep, in_place=True)
+
+
+def multiplied(method: Method, layers: Layers, count: int) -> bool:
+    """Whether tensor cores sum up what ``count`` queries of each layer give to rows, and no logits are there.
+
+    Their hardware adds in an order of its own, so scores have not the bits of other targets.
+    """
+    kernels = offered()
+    return kernels is not None and _multiplied_at(kernels, method, kernels.Layers(*layers[:5]), count)
+
+
+def _multiplied_at(kernels: Any, method: Method, asked: Any, count: int) -> bool:
+    where, sums = target(), method.scorer.observe is not None
+    return where == "cuda" and sums and count > 1 and bool(kernels.serves(where, asked))
+
+
+def _multiplied(method: Method, stats: Mapping[str, mx.array], layers: Layers, keep: int) -> Kept | None:
+    """As ``kept_together`` by tensor cores and operations; None: the method asks for more than a mass."""
+    scorer, sight, end = method.scorer, _Sight(layers), layers.start + layers.length
+    if scorer.observe is None or scorer.window:
+        return None
+    try:
+        stats = scorer.observe(stats, sight)
+        score = scorer.score(Held(stats, layers.position, end - 1, sight.read))
+    except Apart:
+        return None
+    score = mx.broadcast_to(mx.array(score), layers.position.shape)
+    return kept(method, score, layers.position, stats, keep, end=end, in_place=True)
 
 
 def _together(method: Method, stats: Mapping[str, mx.array], layers: Layers, then: str) -> Any | None:
@@ -213,7 +244,7 @@ class Apart(Exception):
 
 
 class _Sight:
-    """The attention of several layers' latest query, as far as kernels know it: ``vqx.scorers.Attention``."""
+    """What kernels know of the attention of several layers' latest queries: ``vqx.scorers.Attention``."""
 
     def __init__(self, layers: Layers) -> None:
         self.layers, self.position, self.start = layers, layers.position, layers.start
@@ -227,10 +258,23 @@ class _Sight:
         asked, rule = _ruled(kernels, self, asked, old=old, group=group, queries=queries, **how)
         return kernels.gained(target(), asked, rule)
 
+    def mass(
+        self, *, decay: float = 1.0, itself: bool = True, temperature: Any = None, noise: Any = None
+    ) -> Any:
+        kernels = offered()
+        if kernels is None or temperature is not None or noise is not None:
+            raise Apart
+        asked, rule = _ruled(kernels, self, kernels.Layers(*self.layers[:5]), itself=itself, decay=decay)
+        return kernels.prompt_mass(target(), asked, rule)
+
+    def sightings(self, *, itself: bool = True) -> mx.array:
+        first = self.position if itself else mx.where(self.position == 0, 0, self.position + 1)
+        return mx.minimum(self.start + self.length - first, self.length).astype(mx.float32)
+
     def read(self, *_: Any, **__: Any) -> Any:
         raise Apart
 
-    mass = sightings = weights = read
+    weights = read
 
 
 def ranked(
@@ -255,6 +299,8 @@ def _stepped(method: Method, stats: Mapping[str, Any], block: Any, **how: Any) -
         return None  # the sequences of a batch differ
     if length > 1 and kernel.lines.adjust != "(logit)":
         return None  # it changes logits by numbers that differ from token to token
+    if block.ordered and _multiplied_at(kernels, method, asked, length):
+        return None
     asked, rule = _ruled(kernels, block, asked, **kernel.rule)
     factors = kernel.factors(block.start + length - 1, block.generated, length)
     if mx.array in map(type, factors) and any(isinstance(f, mx.array) and f.size > 1 for f in factors):

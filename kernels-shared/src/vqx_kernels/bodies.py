@@ -83,7 +83,7 @@ class Body(NamedTuple):
     def header(self, target: str) -> str:
         """What stands before the kernel."""
         adjust = f"#define VQX_ADJUST(logit, at) {self.adjust}\n"
-        own = _text("tensor.h" if self.name in TENSOR else "attention.h")
+        own = _text("tensor.h" if "bars" in (*self.reads, *self.writes) else "attention.h")
         return "".join(_text(name) for name in HEADERS[target]) + adjust + own
 
     def key(self, target: str, types: tuple[str, ...]) -> str:
@@ -143,7 +143,7 @@ def compose(
     for name in names:
         asks, gives = FRAGMENTS[name]
         text = _text(f"{name}.vqx")
-        if name == "logits" and layers > 1:
+        if name in ("logits", *TENSOR) and layers > 1:
             asks = (*(f"{array}_{i}" for array in STRIDED for i in range(layers)), *asks[2:])
             text = _of_layers(text, layers)
         text = text.replace("TOP\n", _text("top.vqx")).replace("FUSED\n", _text("fused.vqx"))

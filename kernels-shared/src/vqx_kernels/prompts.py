@@ -8,7 +8,7 @@ import math
 
 import mlx.core as mx
 
-from vqx_kernels.attention import HIDE, Asked, Rule
+from vqx_kernels.attention import HIDE, Asked, Layers, Rule
 from vqx_kernels.bodies import compose
 from vqx_kernels.kernel import run
 from vqx_kernels.small import Guard, floats, shares, sizes
@@ -20,7 +20,12 @@ BLOCKS = 1024
 
 
 def prompt_mass(
-    target: str, asked: Asked, rule: Rule, *, noise: mx.array | None = None, temperature: float = 1.0
+    target: str,
+    asked: Asked | Layers,
+    rule: Rule,
+    *,
+    noise: mx.array | None = None,
+    temperature: float = 1.0,
 ) -> mx.array:
     """The weights of every row, summed over the queries and averaged over the group: ``[B, H, n]`` float32.
 
@@ -30,32 +35,41 @@ def prompt_mass(
         noise: ``[B, H, n]`` float32, added to the logits.
         temperature: divides the logits after that.
     """
-    batch, heads, group, length, width = asked.queries.shape
-    n, count = asked.keys.shape[2], group * length
+    layers, one, arrays = 1, (0, 0), {}
+    n, heads = asked.position.shape[2], asked.position.shape[1]
+    if isinstance(asked, Layers):
+        layers, (each, _, capacity, _) = len(asked.keys), asked.keys[0].shape
+        batch, one = layers * each, (each * heads, capacity)
+        _, count, length, width = asked.queries[0].shape
+        group = count // heads
+        for name, held in (("queries", asked.queries), ("keys", asked.keys)):
+            arrays.update({f"{name}_{i}": array for i, array in enumerate(held)})
+    else:
+        batch, _, group, length, width = asked.queries.shape
+        arrays = {"queries": asked.queries, "keys": asked.keys}
+    count = group * length
     unit = 1 / (math.log(2) * temperature)
     constants = {
         "D": width, "H": heads, "G": group, "TN": 128 if width <= 64 else 64 if width <= 128 else 32,
         "HIDE": HIDE[rule.hide], "SINKS": int(asked.sinks is not None), "NOISE": int(noise is not None),
     }  # fmt: skip
     factors = floats((asked.scale * unit, unit, 1 / math.log(2)))
-    arrays = {
-        "queries": asked.queries,
-        "keys": asked.keys,
+    arrays |= {
         "noise": factors if noise is None else noise.astype(mx.float32),
         "sinks": factors if asked.sinks is None else asked.sinks.astype(mx.float32),
         "factors": factors,
-        "sizes": sizes(n, 0, Guard(), length),
+        "sizes": sizes(n, 0, Guard(), length, *one),
         "shares": shares(length, rule.decay, False),
     }
     rows, parts = batch * heads, -(-n // TOGETHER)
     arrays["bars"] = run(
-        target, compose(("bars",)), arrays, constants, rows=rows, parts=-(-count // TOGETHER),
+        target, compose(("bars",), layers=layers), arrays, constants, rows=rows, parts=-(-count // TOGETHER),
         outputs=[((rows, count), mx.float32)],
     )[0]  # fmt: skip
     pieces = max(1, min(BLOCKS // (parts * rows), -(-count // (4 * TOGETHER))))
     shape = (batch, heads, pieces, n)
     found = run(
-        target, compose(("weighed",)), arrays, {**constants, "PIECES": pieces}, rows=rows,
+        target, compose(("weighed",), layers=layers), arrays, {**constants, "PIECES": pieces}, rows=rows,
         parts=parts * pieces, outputs=[(shape, mx.float32)],
     )[0]  # fmt: skip
     return found[:, :, 0] if pieces == 1 else mx.sum(found, axis=2)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from vqx_kernels.attention import Asked, Rule
+from vqx_kernels.attention import Asked, Layers, Rule
 from vqx_kernels.prompts import prompt_mass
 
 ERROR = 1e-4
@@ -85,9 +85,13 @@ def wrong(target: str) -> str:
     return "" if far <= ERROR else f"they are off by {far:.1e} of a row's mass, where {ERROR:.0e} is allowed"
 
 
-def serves(target: str, asked: Asked) -> bool:
+def serves(target: str, asked: Asked | Layers) -> bool:
     """Whether tensor cores take these arrays: one type of 16 bits, a multiple of 16 channels up to 256."""
-    batch, heads, _, _, width = asked.queries.shape
-    right = asked.keys.shape[:2] == (batch, heads) and asked.keys.shape[3] == width
-    halves = asked.keys.dtype == asked.queries.dtype and asked.keys.dtype in (mx.float16, mx.bfloat16)
+    if isinstance(asked, Layers):
+        queries, keys, heads = asked.queries[0], asked.keys[0], asked.position.shape[1]
+    else:
+        queries, keys, heads = asked.queries, asked.keys, asked.queries.shape[1]
+    batch, *_, width = queries.shape
+    right = keys.shape[:2] == (batch, heads) and keys.shape[3] == width
+    halves = keys.dtype == queries.dtype and keys.dtype in (mx.float16, mx.bfloat16)
     return target == "cuda" and right and halves and width % 16 == 0 and width <= 256 and not wrong(target)

@@ -66,6 +66,12 @@ class Block(NamedTuple):
         temperature: Temperature | None = None,
         noise: mx.array | None = None,
     ) -> mx.array:
+        if self.length > 1:
+            found = kernels.prompt_mass(
+                self, itself=itself, decay=decay, temperature=temperature, noise=noise
+            )
+            if found is not None:
+                return found
         if noise is None and temperature is None:
             found = kernels.gained(self, itself=itself, decay=decay)
             if found is not None:
@@ -74,9 +80,6 @@ class Block(NamedTuple):
                 return self.known.mass
         if self.given is not None and itself and (temperature is None or self.divisor(temperature) == 1.0):
             return _summed(self.given, decay, noise)
-        found = kernels.prompt_mass(self, itself=itself, decay=decay, temperature=temperature, noise=noise)
-        if found is not None:
-            return found
         total = mx.zeros(self.position.shape, mx.float32)
         wide = self if self.keys is None else self._replace(keys=self.keys.astype(mx.float32))
         n = self.position.shape[2]

@@ -124,7 +124,7 @@ class Council:
         layers, plan = [cache.as_it_is for cache in caches], caches[0].plan
         if not self._alike(caches, layers):
             return False
-        size = -(-len(layers) // groups(layers))
+        size = -(-len(layers) // groups(plan, layers))
         if size < 2:
             return False
         for first in range(0, len(layers), size):

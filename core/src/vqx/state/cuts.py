@@ -18,10 +18,13 @@ AT_ONCE = 2**25
 """Logits of one launch, in numbers (128 MiB of float32)."""
 
 
-def groups(layers: Sequence[Layer]) -> int:
+def groups(plan: Plan, layers: Sequence[Layer]) -> int:
     """Launches that layers made alike go to, so that none holds more logits than ``AT_ONCE``."""
     rows, waiting = layers[0].rows, layers[0].waiting
     if waiting is None:
+        return 1
+    like = kernels.Layers(waiting.queries, [rows.keys], rows.position, 0, waiting.scale, 0)
+    if kernels.multiplied(plan.method, like, len(waiting.queries)):
         return 1
     batch, heads, *_ = waiting.queries[0].shape
     each: int = batch * heads * len(waiting.queries) * rows.length
