@@ -57,6 +57,13 @@ def steps(target: str) -> dict[str, Any]:
     return {"mass": first.written["mass"], "slot": first.slot, "tied": ties.slot, "nan": nans.slot}
 
 
+def odd_rows(target: str) -> dict[str, Any]:
+    """Rows of three pieces, as CUDA brings them to a block."""
+    return verify.attended(
+        target, next(at for at, case in enumerate(verify.CASES) if case.name == "odd rows")
+    )
+
+
 def choices(target: str) -> dict[str, Any]:
     """Which rows go of scores alone, equal ones far apart."""
     asked, mass = drawn()
@@ -74,16 +81,16 @@ def right(work: Work) -> dict[str, Any]:
     return {name: np.array(array) for name, array in work("host").items()}
 
 
-def caught(work: Work) -> list[str]:
+def caught(work: Work, target: str = "metal") -> list[str]:
     """What is found wrong with the kernels as their text now stands: the cheap checks first."""
     found: list[dict[str, Any]] = []
     turns = [Conditions(order="reverse"), Conditions(order="random", seed=3), Conditions(poison=0)]
-    first = audited(lambda target: found.append(work(target)), racing=False, targets=("metal",), under=turns)
+    first = audited(lambda where: found.append(work(where)), racing=False, targets=(target,), under=turns)
     wrong = list(first.found)
     for results in found:
         differ = [name for name, array in results.items() if not np.array_equal(array, right(work)[name])]
         wrong += [f"{name} is not the host's" for name in differ]
-    return wrong or list(audited(work, targets=("metal",)).found)
+    return wrong or list(audited(work, targets=(target,)).found)
 
 
 FAULTS = {
@@ -133,6 +140,12 @@ FAULTS = {
 }  # fmt: skip
 OF_TOKENS = {name for name, fault in FAULTS.items() if fault.file == "replayed.vqx"}
 
+OF_CUDA = {
+    "a piece of keys that is overwritten too early": Fault("staged.h", "    VQX_BARRIER();\n  }\n  const bool odd", "  }\n  const bool odd"),
+    "a piece of keys that is not waited for": Fault("staged.h", "VQX_AWAIT(1);\n    VQX_BARRIER();", "VQX_AWAIT(1);"),
+    "the products of a neighbour's key": Fault("staged.h", "(odd ? each[3] : each[2])", "(odd ? each[2] : each[3])"),
+}  # fmt: skip
+
 OF_CHOICES = {
     "equals far apart: a thread keeps its last", "bits of a score forgotten", "the oldest of equals stay",
     "a block count that starts at one",
@@ -168,9 +181,21 @@ def test_nothing_is_found_in_the_kernels_as_they_are(work: Work) -> None:
     assert not caught(work)
 
 
+def test_nothing_is_found_in_what_cuda_alone_does() -> None:
+    right(odd_rows)
+    assert not caught(odd_rows, "cuda")
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     work = verify.replayed if name in OF_TOKENS else choices if name in OF_CHOICES else steps
     right(work)
     planted(monkeypatch, FAULTS[name])
     assert caught(work)
+
+
+@pytest.mark.parametrize("name", OF_CUDA)
+def test_a_fault_planted_in_what_cuda_alone_does_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right(odd_rows)
+    planted(monkeypatch, OF_CUDA[name])
+    assert caught(odd_rows, "cuda")

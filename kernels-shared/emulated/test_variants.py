@@ -10,7 +10,7 @@ import pytest
 from vqx_kernels import attention, probe, verify
 from vqx_kernels.attention import Asked, Rule
 from vqx_kernels.small import Guard
-from vqx_kernels.testing import audited
+from vqx_kernels.testing import audited, emulated
 
 
 def drawn(
@@ -54,3 +54,19 @@ def test_nothing_is_found_in_any_variant(name: str) -> None:
     report = audited(WORK[name], racing=False)
     assert report.launches >= 2
     assert not report.found
+
+
+def test_keys_have_the_same_bits_however_they_lie() -> None:
+    """Rows that are no multiple of 16 bytes, or whose numbers stand apart, go another way on CUDA."""
+    asked, _ = LONG
+    keys = asked.keys
+    broad = mx.concatenate([keys, keys[..., :4]], axis=3)[..., :32]
+    apart = mx.contiguous(keys.swapaxes(2, 3)).swapaxes(2, 3)
+    with emulated():
+        found = [
+            np.array(attention.gained("cuda", asked._replace(keys=each), Rule("nothing")))
+            for each in (keys, broad, apart)
+        ]
+    assert found[0].any()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])

@@ -83,8 +83,12 @@ class Body(NamedTuple):
     def header(self, target: str) -> str:
         """What stands before the kernel."""
         adjust = f"#define VQX_ADJUST(logit, at) {self.adjust}\n"
-        own = _text("tensor.h" if "bars" in (*self.reads, *self.writes) else "attention.h")
-        return "".join(_text(name) for name in HEADERS[target]) + adjust + own
+        own: tuple[str, ...] = ("attention.h",)
+        if "bars" in (*self.reads, *self.writes):
+            own = ("copies.h", "tensor.h")
+        elif target == "cuda" and "queries_strides" in self.text:
+            own = ("copies.h", "staged.h", "attention.h")
+        return "".join(map(_text, HEADERS[target])) + adjust + "".join(map(_text, own))
 
     def key(self, target: str, types: tuple[str, ...]) -> str:
         """Tells apart what a target compiles of bodies of one name, for arrays of these types."""

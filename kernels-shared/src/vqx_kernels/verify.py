@@ -14,7 +14,7 @@ from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -54,6 +54,7 @@ CASES = [
     Case("greatest", "float16", 1, 2, 2, 8, 200, 64, Rule("later", group="max", queries="max")),
     Case("old rows", "float32", 1, 2, 2, 8, 200, 64, Rule("newest", old=8, fuse_logits="sum")),
     Case("fading", "float32", 2, 2, 2, 5, 200, 32, Rule("later", decay=0.9)),
+    Case("odd rows", "bfloat16", 1, 2, 3, 1, 1301, 80, Rule("nothing")),
 ]
 
 
@@ -107,6 +108,22 @@ def attended(target: str, number: int) -> dict[str, mx.array]:
     step = attention.step(target, asked, case.rule, probe.MASS, {"mass": mass}, guard, (0.5,))
     gained = attention.gained(target, asked, case.rule)
     return {"mass": step.written["mass"], "slot": step.slot, "gained": gained}
+
+
+def layers(target: str) -> dict[str, mx.array]:
+    """A token for a row in two layers at once, whose arrays have room for more rows."""
+    asked, mass = inputs(50, Case("", "bfloat16", 2, 2, 4, 1, 1301, 64))
+    own = [keys[None] for keys in asked.keys]
+    whole = attention.Layers(
+        [queries.reshape(1, 8, 1, 64) for queries in asked.queries],
+        [mx.concatenate([keys, keys], axis=2) for keys in own],
+        asked.position,
+        1300,
+        asked.scale,
+    )
+    rule, guard = Rule("nothing"), Guard(4, 8)
+    step = attention.step(target, whole, rule, probe.MASS, {"mass": mass}, guard, (0.5,), then="exchange")
+    return {"mass": step.written["mass"], "slot": step.slot, "next": cast(mx.array, step.next)}
 
 
 def chosen(target: str, name: str) -> dict[str, mx.array]:
@@ -183,6 +200,7 @@ WORK: dict[str, Callable[[str], dict[str, mx.array]]] = {
     "small": probe.small,
     **{case.name: partial(attended, number=number) for number, case in enumerate(CASES)},
     **{name: partial(chosen, name=name) for name in special()},
+    "layers": layers,
     "exchange": exchanged,
     "prompt": prompt,
     "keys alone": of_keys,

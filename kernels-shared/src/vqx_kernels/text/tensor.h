@@ -4,7 +4,6 @@
 // A thread multiplies the numbers 4 * (lane % 4) to + 3 of each 16, of both operands: a sum minds no order.
 #define VQX_WIDTH (D / 2 | 8)  // words of a row in shared memory: an odd number of eights, so that of 4 rows none meet
 #define VQX_PIECES (D <= 64 ? 4 : 2)  // 8 columns each that a warp multiplies at once, as many as registers hold
-struct alignas(16) vqx_four { vqx_u32 word[4]; };
 struct alignas(8) vqx_two { vqx_u32 word[2]; };
 #ifdef __CUDACC__
 VQX_FN void vqx_mma(__half, float* d, const vqx_u32* a, const vqx_u32* b) {
@@ -20,17 +19,9 @@ VQX_FN float vqx_power(float x) {  // 2 to the x
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-VQX_FN void vqx_copy(vqx_four* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(vqx_u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
-}
-#define VQX_COPIED() asm volatile("cp.async.commit_group;" ::: "memory")
-#define VQX_AWAIT(later) asm volatile("cp.async.wait_group %0;" :: "n"(later) : "memory")
 #else  // an emulated warp
 template <typename T> VQX_FN void vqx_mma(T, float* d, const vqx_u32* a, const vqx_u32* b) { msl_mma<T>(d, a, b); }
 VQX_FN float vqx_power(float x) { return __builtin_exp2f(x); }
-VQX_FN void vqx_copy(vqx_four* to, const void* from) { *to = *(const vqx_four*)from; }
-#define VQX_COPIED() ((void)0)
-#define VQX_AWAIT(later) ((void)0)
 #endif
 template <typename T> struct vqx_plain;
 template <typename T> struct vqx_plain<const T*> { typedef T type; };

@@ -8,6 +8,7 @@ extern "C" const msl_tctx* msl_self(void);
 #define __global__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __grid_constant__
+#define __align__(n)
 #define MAX_NDIM 10
 #define INFINITY (__builtin_inff())
 struct Shape { int v[10]; int operator[](int i) const { return v[i]; } };
