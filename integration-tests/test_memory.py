@@ -17,7 +17,7 @@ from vqx import cli
 from vqx.host import forecast, memory
 from vqx.host.shapes import SHAPES, config_of, shaped
 from vqx.settings import settings
-from vqx.state import attention
+from vqx.state import attention, turn
 from vqx.state.turn import EARLY
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 256, "head_dim": 64, "num_key_value_heads": 4}
@@ -184,6 +184,34 @@ def test_a_prompt_takes_no_more_than_a_tile_above_the_plan(
     assert caches[0].tokens_kept < caches[0].tokens_seen
 
 
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("method", ["h2o", "tova", "streaming-llm"])
+def test_the_peak_of_a_prompt_that_begins_early_is_foretold(
+    method: str, every: int, make_llama: Any, counted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "EVERY", every)
+    model = make_llama(**{**SMALL, "num_hidden_layers": 6, "intermediate_size": 512})
+    text = mx.random.randint(0, 97, (1, 512), key=mx.random.key(1))
+    mx.eval(text)
+    told, found = [], []
+    for room in (-1, 2**27):
+        early = EARLY.set(room)
+        try:
+            plan = vqx.plan(model, method, budget=64, prompt=513, chunk=256, tokens=1)
+            caches = vqx.make_cache(model, method, budget=64)
+            beside = held_since(plan.weights)
+            mx.reset_peak_memory()
+            for first in (0, 256):
+                model(text[:, first : first + 256], cache=caches)
+                mx.eval([cache.state for cache in caches])
+            told.append(plan.prompt)
+            found.append(mx.get_peak_memory() - beside)
+        finally:
+            EARLY.reset(early)
+    assert found[0] < found[1], "old rows are held while a forward that began is written down"
+    assert 0.95 < told[1] / found[1] < 1.2
+
+
 @pytest.mark.parametrize("sequences", [1, 16])
 @pytest.mark.parametrize("method", ["h2o", "fusion", "tova", "squeezeattention", "full"])
 def test_the_peak_is_foretold(method: str, sequences: int, make_llama: Any, counted: None) -> None:
@@ -239,6 +267,61 @@ def test_a_gpu_is_further_behind_where_float32_is_slower(monkeypatch: pytest.Mon
         return memory.peak(memory.traced(chain, [x, x]), held=2) / x.nbytes
 
     assert peak(mx.bfloat16, 0.1) == peak(mx.bfloat16, 1.0) == peak(mx.float32, 1.0) < peak(mx.float32, 0.1)
+
+
+def test_a_function_that_begins_early_holds_less_where_the_device_keeps_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """100 tasks of ten products each; what is asked for after every task begins it."""
+
+    def chain(x: mx.array, y: mx.array) -> list[mx.array]:
+        ends = []
+        for _ in range(100):
+            for _ in range(5):
+                x = x @ y + 1
+            ends.append(x)
+        return [*ends[:-1], x]
+
+    x = mx.zeros((64, 64))
+    graph = memory.traced(chain, [x, x])
+    whole = graph._replace(results=graph.results[-1:])
+
+    def peaks(products: float) -> list[float]:
+        monkeypatch.setattr(memory, "pace", lambda: memory.Pace(1000, 1e9, 1, 0, products, 1e12))
+        return [memory.peak(each, held=2, begun=len(each.results) - 1) / x.nbytes for each in (graph, whole)]
+
+    early, late = peaks(2 * 64**3)  # a product takes as long as it is asked for
+    assert 5 <= early <= 15
+    assert late > 400
+    assert peaks(1.0)[0] > 400, "a device that never comes so far holds all of them"
+
+
+def test_arguments_are_held_until_what_began_early_is_written_down() -> None:
+    def plus(*given: mx.array) -> list[mx.array]:
+        made = [one + 1 for one in given]
+        return [made[1], *made]
+
+    given = [mx.zeros((64, 64)) for _ in range(8)]
+    graph = memory.traced(plus, given)
+    whole = graph._replace(results=graph.results[1:])
+    assert memory.peak(whole) // given[0].nbytes == 8, "each is written over"
+    assert memory.peak(graph, begun=1) // given[0].nbytes == 9, "but for one, which began while all were held"
+
+
+def test_a_gpu_is_waited_for_where_products_of_float32_are_clustered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chain(x: mx.array, y: mx.array) -> list[mx.array]:
+        for _ in range(400):
+            x = x @ y + 1
+        return [x]
+
+    def peak(dtype: mx.Dtype, rows: int, waits: bool) -> float:
+        monkeypatch.setattr(memory, "pace", lambda: memory.Pace(10, 1e9, 1, 0, 1.0, 1.0, 1.0, waits))
+        x, y = mx.zeros((rows, 64), dtype), mx.zeros((64, 64), dtype)
+        return memory.peak(memory.traced(chain, [x, y]), held=2) / x.nbytes
+
+    assert peak(mx.float32, 128, False) == peak(mx.bfloat16, 128, True) > 50
+    assert peak(mx.float32, 64, True) > 50
+    assert peak(mx.float32, 128, True) <= 12, "one task under way, and what it lets go of a moment later"
 
 
 def test_a_plan_evaluates_nothing_and_leaves_the_model_as_it_was(make_llama: Any, counted: None) -> None:

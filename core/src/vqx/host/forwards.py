@@ -14,7 +14,7 @@ from vqx import kernels
 from vqx.host.memory import peak, traced, under_way
 from vqx.state.allotment import Change
 from vqx.state.attention import MOST
-from vqx.state.turn import EARLY, LONG, early
+from vqx.state.turn import BEGUN
 
 
 @contextmanager
@@ -30,13 +30,14 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def unbegun() -> Iterator[None]:
-    """Without forwards that begin before they are written down: what is traced never runs."""
-    before = EARLY.set(-1)
+def unbegun() -> Iterator[list[mx.array]]:
+    """Without a forward that begins before it is written down: the keys up to which it would have begun."""
+    begun: list[mx.array] = []
+    before = BEGUN.set(begun)
     try:
-        yield
+        yield begun
     finally:
-        EARLY.reset(before)
+        BEGUN.reset(before)
 
 
 @contextmanager
@@ -59,31 +60,24 @@ class Forward:
         self.given = [*(weight for _, weight in weights), tokens, *held(caches)]
 
     def peak(self) -> int:
-        held = self._held()
         least = 6 if kernels.target() == "reference" else 4  # operations of a tile, as ``Block`` has them
+
+        def run(*arrays: mx.array) -> list[mx.array]:
+            results = self._run(*arrays)
+            return [*begun, *results]
+
         try:
-            with unbegun(), tiles(under_way() // least):
-                graph = traced(self._run, self.given)
+            with unbegun() as begun, tiles(under_way() // least):
+                graph = traced(run, self.given)
         finally:
             self.model.update(tree_unflatten([*self.weights]))
             change(self.caches, blank)
-        return peak(graph, held=held)
+        return peak(graph, held=len(self.weights), begun=len(begun))
 
     def pretend(self) -> None:
         with unbegun(), tiles(1):
             self.model(self.given[len(self.weights)], cache=self.caches)
         change(self.caches, blank)
-
-    def _held(self) -> int:
-        """Arguments that others hold while the forward runs: weights, and old rows where it begins early."""
-        first, left = len(self.weights) + 1, early()
-        if self.given[first - 1].shape[1] < LONG:
-            return first - 1
-        for count, array in enumerate(self.given[first:]):
-            left -= array.nbytes
-            if left < 0:
-                return first + count
-        return len(self.given)
 
     def _run(self, *arrays: mx.array) -> list[mx.array]:
         given = iter(arrays)

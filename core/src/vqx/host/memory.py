@@ -7,7 +7,7 @@ order, views and results that take an input's buffer over, buffers that are held
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
@@ -45,6 +45,12 @@ KERNELS = {"Pad": 2, "Scan": 2, "Scatter": 2, "ScatterAxis": 2, "SliceUpdate": 2
 KERNELS |= {"ArgPartition": 4, "ArgSort": 4, "Concatenate": 3, "Partition": 4, "Sort": 4}
 """What an operation counts that takes a GPU several kernels."""
 
+WRITING, STARTING = 0.2, 15
+"""What it takes to write an operation down and to start an evaluation, where one takes 1 to be asked for."""
+
+LAG, CLUSTERED = 5, 128
+"""Of tasks that the evaluator waits for: when they let go of what they read; rows that make one of those."""
+
 LONG = 1e12
 """A task of a device that is never done before the evaluator waits for it."""
 
@@ -59,6 +65,7 @@ class Pace(NamedTuple):
     products: float = 0.0  # additions and multiplications of the device in the time that one is asked for
     moved: float = 0.0  # bytes that it reads and writes in that time; 0: the evaluator is always ahead
     single: float = 1.0  # of those products, the share in float32
+    waits: bool = False  # for tasks with such products: their graph is destroyed as soon as it is launched
 
 
 def pace() -> Pace:
@@ -69,7 +76,8 @@ def pace() -> Pace:
         return Pace(50, 50, 1, 0)
     # 12 microseconds an operation, 580 TFLOP/s in half precision and 4.2 TB/s: fitted to an H200's peaks;
     # by its data sheet float32 has half of that with TF32, which MLX uses unless told otherwise, else 1/15
-    return Pace(100, 1000, 1, 0, 7e9, 5e7, 1 / 15 if os.environ.get("MLX_ENABLE_TF32") == "0" else 0.5)
+    half = os.environ.get("MLX_ENABLE_TF32") != "0"
+    return Pace(100, 1000, 1, 0, 7e9, 5e7, 0.5 if half else 1 / 15, half)
 
 
 def under_way() -> int:
@@ -141,15 +149,22 @@ def traced(function: Callable[..., Sequence[mx.array]], arguments: Sequence[mx.a
     return graph
 
 
-def peak(graph: Graph, held: int = 0) -> int:
+def peak(graph: Graph, held: int = 0, begun: int = 0) -> int:
     """Bytes in use at the worst moment of its evaluation, what is given and what comes out included.
 
     Args:
         held: so many of the arguments, the first ones, are held by others as well and are never freed.
+        begun: so many of the results, the first ones, are no results: while the function was still being
+            written down, what leads to each of them was evaluated, and all arguments were held.
     """
+    ends, graph = graph.results[:begun], graph._replace(results=graph.results[begun:])
     walk = _Walk(graph, held)
-    for operation in _tape(graph):
-        walk.run(operation)
+    tapes = _tapes(graph.operations, [*([end] for end in ends), graph.results])
+    for number, tape in enumerate(tapes):
+        walk.write(len(tape), last=number == begun)
+        for operation in tape:
+            walk.run(operation)
+        walk.close()
     return walk.most
 
 
@@ -157,17 +172,34 @@ def _arguments(part: dict[str, Any]) -> Sequence[Any]:
     return part["arguments"] if part["name"] in ("AsStrided", "Slice", "Transpose") else ()
 
 
-def _tape(graph: Graph) -> list[Operation]:
-    """The operations in the order in which MLX's evaluator dispatches them (``eval_impl``)."""
-    operations = [*graph.operations, Operation("Synchronize", graph.results, [], ())]
+def _tapes(operations: Sequence[Operation], wanted: Sequence[list[Array]]) -> Iterator[list[Operation]]:
+    """The operations in the order in which MLX's evaluator dispatches them (``eval_impl``).
+
+    Args:
+        wanted: what is asked for, one evaluation after another.
+    """
     makes = {array: number for number, operation in enumerate(operations) for array in operation.outputs}
     makers = [[makes[array] for array in operation.inputs if array in makes] for operation in operations]
-    degree, root = [0] * len(operations), len(operations) - 1
+    done: set[int] = set()
+    for arrays in wanted:
+        tape = _tape([*makers, [makes[array] for array in arrays if array in makes]], done)
+        done.update(tape)
+        yield [operations[number] for number in tape]
+
+
+def _tape(makers: Sequence[Sequence[int]], done: set[int]) -> list[int]:
+    """The order in which what the last operation needs is dispatched.
+
+    Args:
+        makers: of each operation those that make what it reads.
+        done: those that were dispatched before.
+    """
+    degree, root = [0] * len(makers), len(makers) - 1
     stack, known = [root], {root}
     while stack:
         for maker in makers[stack.pop()]:
             degree[maker] += 1
-            if maker not in known:
+            if maker not in known and maker not in done:
                 known.add(maker)
                 stack.append(maker)
     tape, at = [root], 0
@@ -179,14 +211,16 @@ def _tape(graph: Graph) -> list[Operation]:
         else:
             operation, first = waiting.pop()
         for number in range(first, len(makers[operation])):
+            maker = makers[operation][number]
+            if maker in done:
+                continue
             if len(tape) - at >= WIDTH:
                 waiting.append((operation, number))
                 break
-            maker = makers[operation][number]
             degree[maker] -= 1
             if degree[maker] == 0:
                 tape.append(maker)
-    return [operations[number] for number in tape[:0:-1]]
+    return tape[:0:-1]
 
 
 class _Buffer:
@@ -205,9 +239,9 @@ class _Walk:
     def __init__(self, graph: Graph, held: int) -> None:
         self.pace = pace()
         self.tasks: deque[list[_Buffer]] = deque([[]])
-        self.ends: deque[float] = deque()  # when the device is done with those that are closed
+        self.ends: deque[tuple[float, bool]] = deque()  # of closed tasks; whether they count as such
         self.clock = self.work = 0.0  # in operations asked for
-        self.counted = self.numbers = 0
+        self.counted, self.numbers, self.waits = 0, 0, False
         self.now = self.most = 0
         there = [*graph.constants, *graph.given]
         for array in there:
@@ -218,10 +252,23 @@ class _Walk:
         for operation in graph.operations:
             for array in _distinct(operation.inputs):
                 array.reads += 1
-        for array in [*graph.results, *graph.constants, *graph.given[:held]]:
+        self.kept = graph.given[held:]
+        for array in [*graph.results, *there]:
             array.reads += 1
         for array in there:
             self._hold(array, self._allocate(array.nbytes), in_order(array.shape))
+
+    def write(self, operations: int, *, last: bool) -> None:
+        """So many operations were written down; with the last ones the arguments are let go of."""
+        self.clock += WRITING * operations
+        for array in self.kept if last else ():
+            self._read(array)
+
+    def close(self) -> None:
+        """An evaluation ends: the device gets what it has not."""
+        self.clock += STARTING
+        if self.counted:
+            self._commit(counts=False)
 
     def run(self, operation: Operation) -> None:
         """Dispatch an operation: find room for what it makes, and let go of what nobody reads any more."""
@@ -234,9 +281,7 @@ class _Walk:
             new = new or buffer not in read
         self._pend(operation, read, made[0][0], new)
         for array in inputs:
-            array.reads -= 1
-            if not array.reads:
-                self._release(array.buffer)
+            self._read(array)
         for array in operation.outputs:
             if not array.reads:
                 self._release(array.buffer)
@@ -283,13 +328,20 @@ class _Walk:
                     self.counted += 1
         self._count(operation, read, new)
         if self.counted >= self.pace.operations or self.numbers > self.pace.numbers * 2**20:
-            self.ends.append(max(self.clock, self.ends[-1] if self.ends else 0.0) + self.work)
-            self.tasks.append([])
-            self.counted, self.numbers, self.work = 0, 0, 0.0
-        while self.ends and (self.ends[0] <= self.clock or len(self.ends) > TASKS):
-            self.clock = max(self.clock, self.ends.popleft())
+            self._commit(counts=True)
+        while self.ends and (self.ends[0][0] <= self.clock or sum(counts for _, counts in self.ends) > TASKS):
+            self.clock = max(self.clock, self.ends.popleft()[0])
             for buffer in self.tasks.popleft():
                 self._release(buffer)
+
+    def _commit(self, *, counts: bool) -> None:
+        """Close the task; only if it counts, the evaluator waits where too many are under way."""
+        done = max(self.clock, self.ends[-1][0] if self.ends else 0.0) + self.work
+        if self.waits:
+            self.clock, done = done, done + LAG
+        self.ends.append((done, counts))
+        self.tasks.append([])
+        self.counted, self.numbers, self.work, self.waits = 0, 0, 0.0, False
 
     def _count(self, operation: Operation, read: list["_Buffer"], new: bool) -> None:
         """Count what an operation takes of its task."""
@@ -306,6 +358,7 @@ class _Walk:
             needed = operation.inputs[1:] if kind in UPDATES and not new else operation.inputs
             self.numbers += sum({id(one.buffer): one.numbers for one in needed}.values())
             self.work += _work(operation, needed, pace) if pace.moved else LONG
+            self.waits = self.waits or (pace.waits and _clustered(operation))
         self.counted += counted
         self.clock += counted
 
@@ -318,10 +371,22 @@ class _Walk:
         buffer.users += 1
         array.buffer, array.strides = buffer, strides
 
+    def _read(self, array: Array) -> None:
+        array.reads -= 1
+        if not array.reads:
+            self._release(array.buffer)
+
     def _release(self, buffer: "_Buffer") -> None:
         buffer.users -= 1
         if not buffer.users:
             self.now -= buffer.size
+
+
+def _clustered(operation: Operation) -> bool:
+    """Whether it is a product of float32 by a matrix that takes kernels of which blocks work in clusters."""
+    made = operation.outputs[0]
+    matrix = operation.kind == "Matmul" and len(operation.inputs[1].shape) == 2
+    return matrix and made.itemsize == 4 and made.shape[-2] >= CLUSTERED
 
 
 def _work(operation: Operation, needed: Sequence[Array], pace: Pace) -> float:

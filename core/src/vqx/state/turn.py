@@ -15,6 +15,9 @@ from vqx.state.council import Council
 EARLY: ContextVar[int | None] = ContextVar("EARLY", default=None)
 """As of ``early``; None: 128 MiB on a GPU, whose host has more to do than to compute, and elsewhere -1."""
 
+BEGUN: ContextVar[list[mx.array] | None] = ContextVar("BEGUN", default=None)
+"""Of a forward that is traced and never runs: the keys up to which it would have begun, one after another."""
+
 EVERY = 4
 """Layers from one that begins early to the next: each beginning costs a launch."""
 
@@ -109,7 +112,8 @@ class Turn:
             for cache in self.caches:
                 cache.check_pending()
         elif len(self._before) % EVERY == 0 and self._held <= early():
-            mx.async_eval(keys)
+            begun = BEGUN.get()
+            mx.async_eval(keys) if begun is None else begun.append(keys)
         self._held += held
 
     def read(self, cache: Any, before: dict[str, Any]) -> None:
