@@ -71,20 +71,26 @@ class Body(NamedTuple):
     text: str
     adjust: str
     inner: tuple[str, ...] = ()  # what it writes for itself alone, and the host does not hand out
+    blocks: int = 0  # for tensor cores: that a multiprocessor shall have registers for at a time
 
     @property
     def strided(self) -> bool:
         return any(name in STRIDED for name in self.reads)
 
+    @property
+    def tensor(self) -> bool:
+        return "bars" in (*self.reads, *self.writes)
+
     def source(self, target: str) -> str:
         """What stands in the kernel's braces: where a block is, and the body."""
-        return PROLOGUE[target] + self.text
+        return PROLOGUE["tensor" if self.tensor else target] + self.text
 
     def header(self, target: str) -> str:
         """What stands before the kernel."""
         adjust = f"#define VQX_ADJUST(logit, at) {self.adjust}\n"
         own: tuple[str, ...] = ("attention.h",)
-        if "bars" in (*self.reads, *self.writes):
+        if self.tensor:
+            adjust = f"#define VQX_BLOCKS {self.blocks}\n"
             own = ("copies.h", "tensor.h")
         elif target == "cuda" and "queries_strides" in self.text:
             own = ("copies.h", "staged.h", "attention.h")
@@ -119,6 +125,12 @@ VQX_SCRATCH;
 """,
     "host": "",
 }
+# A part of all rows, then the next: blocks start in the order of their numbers, the longest parts first.
+PROLOGUE["tensor"] = (
+    PROLOGUE["cuda"]
+    .replace("int(blockIdx.x)", "int((blockIdx.y * gridDim.x + blockIdx.x) / gridDim.y)")
+    .replace("int(blockIdx.y)", "int((blockIdx.y * gridDim.x + blockIdx.x) % gridDim.y)")
+)
 GAINED = Method("gained", "gained_out[at] = gained;", writes=("gained",))
 """No method: the fused weights themselves."""
 PIECE = Method("piece", "piece_out[(size_t(vqx_row) * PIECES + piece) * n + i] = gained;", writes=("piece",))
@@ -133,6 +145,7 @@ def compose(
     ranks: bool = False,
     columns: tuple[str, ...] = (),
     layers: int = 1,
+    blocks: int = 0,
 ) -> Body:
     """The body of several fragments.
 
@@ -140,6 +153,7 @@ def compose(
         ranks: have a method's score guarded and written to ``ranked``.
         columns: names of statistics that go with the rows that stay.
         layers: whose queries and keys come in arrays of their own, ``queries_0``, ``keys_0`` and so on.
+        blocks: as ``Body`` has them.
     """
     reads: list[str] = []
     writes: list[str] = []
@@ -185,7 +199,7 @@ def compose(
     if names[-1] in ("replayed", "exchanged", "moved", "packed"):  # which leave no score to be ranked by
         hidden = (*hidden, "ranked")
     inner = tuple(write for write in writes if write in hidden)
-    return Body(name, tuple(reads), tuple(writes), "".join(texts), method.adjust, inner)
+    return Body(name, tuple(reads), tuple(writes), "".join(texts), method.adjust, inner, blocks)
 
 
 def _of_layers(text: str, layers: int) -> str:

@@ -15,8 +15,8 @@ from vqx_kernels.small import Guard, floats, shares, sizes
 
 TOGETHER = 128
 """Rows of the operand that a block holds: queries for the bars, keys for the sums."""
-BLOCKS = 1024
-"""Blocks of the second launch, about; a key's queries go to several."""
+BLOCKS = 512, 1024
+"""Blocks of the two launches, about: a query's keys and a key's queries go to several where there are few."""
 
 
 def prompt_mass(
@@ -53,23 +53,29 @@ def prompt_mass(
         "D": width, "H": heads, "G": group, "TN": 128 if width <= 64 else 64 if width <= 128 else 32,
         "HIDE": HIDE[rule.hide], "SINKS": int(asked.sinks is not None), "NOISE": int(noise is not None),
     }  # fmt: skip
+    rows, blocks = batch * heads, 3 if width <= 64 else 2 if width <= 128 else 1
+    parts = shared(BLOCKS[0], rows, count, n)
+    pieces = shared(BLOCKS[1], rows, n, count)
     factors = floats((asked.scale * unit, unit, 1 / math.log(2)))
     arrays |= {
         "noise": factors if noise is None else noise.astype(mx.float32),
         "sinks": factors if asked.sinks is None else asked.sinks.astype(mx.float32),
         "factors": factors,
-        "sizes": sizes(n, 0, Guard(), length, *one),
+        "sizes": sizes(n, parts, Guard(), length, *one),
         "shares": shares(length, rule.decay, False),
     }
-    rows, parts = batch * heads, -(-n // TOGETHER)
     arrays["bars"] = run(
-        target, compose(("bars",), layers=layers), arrays, constants, rows=rows, parts=-(-count // TOGETHER),
-        outputs=[((rows, count), mx.float32)],
+        target, compose(("bars",), layers=layers, blocks=blocks), arrays, constants, rows=rows,
+        parts=-(-count // TOGETHER) * parts, outputs=[((rows, parts, count), mx.float32)],
     )[0]  # fmt: skip
-    pieces = max(1, min(BLOCKS // (parts * rows), -(-count // (4 * TOGETHER))))
     shape = (batch, heads, pieces, n)
     found = run(
-        target, compose(("weighed",), layers=layers), arrays, {**constants, "PIECES": pieces}, rows=rows,
-        parts=parts * pieces, outputs=[(shape, mx.float32)],
+        target, compose(("weighed",), layers=layers, blocks=blocks), arrays, constants, rows=rows,
+        parts=-(-n // TOGETHER) * pieces, outputs=[(shape, mx.float32)],
     )[0]  # fmt: skip
     return found[:, :, 0] if pieces == 1 else mx.sum(found, axis=2)
+
+
+def shared(blocks: int, rows: int, held: int, passing: int) -> int:
+    """Parts of ``passing`` rows of one operand that ``held`` of the other see, for about so many blocks."""
+    return max(1, min(blocks // (rows * -(-held // TOGETHER)), -(-passing // (4 * TOGETHER))))

@@ -33,6 +33,7 @@ CASES = {
     "tensor cores, half": Case(mx.float16, 1, 1, 3, 100, 100, 64, Rule("itself")),
     "tensor cores, fading": Case(mx.bfloat16, 2, 1, 3, 70, 200, 48, Rule("later", decay=0.99), True),
     "tensor cores, wide": Case(mx.float16, 1, 2, 2, 50, 333, 128, Rule("nothing")),
+    "tensor cores, few queries": Case(mx.bfloat16, 1, 1, 4, 40, 1300, 32, Rule("later", decay=0.9), True),
     "tensor cores, widest": Case(mx.bfloat16, 1, 1, 1, 40, 90, 256),
 }
 

@@ -3,9 +3,12 @@
 // the four threads of a quad. What is awaited comes by copies that go on beside the products.
 // A thread multiplies the numbers 4 * (lane % 4) to + 3 of each 16, of both operands: a sum minds no order.
 #define VQX_WIDTH (D / 2 | 8)  // words of a row in shared memory: an odd number of eights, so that of 4 rows none meet
-#define VQX_PIECES (D <= 64 ? 4 : 2)  // 8 columns each that a warp multiplies at once, as many as registers hold
+#define VQX_PIECES 2  // 8 columns each that a warp multiplies at once: few, for many warps at a time to have registers
 struct alignas(8) vqx_two { vqx_u32 word[2]; };
 #ifdef __CUDACC__
+// How many blocks at a time a multiprocessor shall have registers for, which MLX does not say.
+#undef __global__
+#define __global__ __attribute__((global)) __launch_bounds__(VQX_THREADS, VQX_BLOCKS)
 VQX_FN void vqx_mma(__half, float* d, const vqx_u32* a, const vqx_u32* b) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -29,61 +32,69 @@ template <typename T> VQX_FN vqx_u32 vqx_pair(const T* from, vqx_i64 along) {
   const unsigned short* bits = (const unsigned short*)from;
   return vqx_u32(bits[0]) | vqx_u32(bits[along]) << 16;
 }
-// Rows first + c of an array, as `at` places them, to shared memory; 0 behind the last one.
+// Rows first + c of an array, as `at` places them, to shared memory; behind the last one it again, which nobody counts.
 template <int D, int TN, typename T, typename At>
 VQX_FN void vqx_bring(vqx_u32* tile, const T* array, At at, int first, int last, vqx_i64 along, bool aligned) {
-  for (int e = int(threadIdx.x); e < TN * (D / 8); e += VQX_THREADS) {
-    const int c = e / (D / 8);
-    const int d = e % (D / 8);
-    vqx_four* to = (vqx_four*)(tile + c * VQX_WIDTH + d * 4);
-    const T* from = array + at(vqx_min(first + c, last - 1)) + d * 8 * along;
-    if (first + c >= last) *to = vqx_four{{0u, 0u, 0u, 0u}};
-    else if (aligned) vqx_copy(to, from);
-    else for (int p = 0; p < 4; p++) to->word[p] = vqx_pair(from + 2 * p * along, along);
+  if (aligned) {
+#pragma unroll 2
+    for (int b = 0; b < TN * (D / 8); b += VQX_THREADS) {
+      const int e = b + int(threadIdx.x);
+      if (TN * (D / 8) % VQX_THREADS == 0 || e < TN * (D / 8))
+        vqx_copy((vqx_four*)(tile + e / (D / 8) * VQX_WIDTH + e % (D / 8) * 4), array + at(vqx_min(first + e / (D / 8), last - 1)) + e % (D / 8) * 8);
+    }
+  } else {
+#pragma unroll 1
+    for (int e = int(threadIdx.x); e < TN * (D / 2); e += VQX_THREADS)
+      tile[e / (D / 2) * VQX_WIDTH + e % (D / 2)] = vqx_pair(array + at(vqx_min(first + e / (D / 2), last - 1)) + e % (D / 2) * 2 * along, along);
   }
 }
 // Whether rows of D numbers can be copied 16 bytes at a time.
 template <typename T> VQX_FN bool vqx_aligned(const T* array, vqx_i64 a, vqx_i64 b, vqx_i64 along) {
   return along == 1 && (a | b) % 8 == 0 && size_t(array) % 16 == 0;
 }
-// A thread's part of a block's 128 rows from `first` on, brought through shared memory: of the 16-row piece m of its
-// warp's 32, 16 numbers at a time, four words.
+// A thread's part of a block's 128 rows from `first` on, brought through a tile: of the 16-row piece m of its warp's 32,
+// 16 numbers at a time, four words.
 template <int D, int TN, typename T, typename At>
-VQX_FN void vqx_take(vqx_u32* own, vqx_u32* tiles, const T* array, At at, int first, int last, vqx_i64 along, bool aligned) {
-  constexpr int room = 2 * TN < 128 ? 2 * TN : 128;
+VQX_FN void vqx_take(vqx_u32* own, vqx_u32* tile, const T* array, At at, int first, int last, vqx_i64 along, bool aligned) {
   const int lane = int(threadIdx.x) % 32;
-  for (int begin = 0; begin < 128; begin += room) {
-    vqx_bring<D, room>(tiles, array, at, first + begin, last, along, aligned);
+#pragma unroll
+  for (int begin = 0; begin < 128; begin += TN) {
+    if (begin) VQX_BARRIER();
+    vqx_bring<D, TN>(tile, array, at, first + begin, last, along, aligned);
     VQX_COPIED();
     VQX_AWAIT(0);
     VQX_BARRIER();
     const int row = int(threadIdx.x) / 32 % 4 * 32 - begin;
-    if (row >= 0 && row < room) {
+    if (row >= 0 && row < TN) {
 #pragma unroll
       for (int e = 0; e < D / 4; e++) {
         const int at = (row + e % 4 * 8 + lane / 4) * VQX_WIDTH + e / 4 * 8 + lane % 4 * 2;
-        const vqx_two two = *(const vqx_two*)(tiles + at);
+        const vqx_two two = *(const vqx_two*)(tile + at);
         own[(e % 4 / 2 * (D / 16) + e / 4) * 4 + e % 2] = two.word[0];
         own[(e % 4 / 2 * (D / 16) + e / 4) * 4 + e % 2 + 2] = two.word[1];
       }
     }
-    VQX_BARRIER();
   }
 }
-// 32 rows times 8 * O of the tile from row c on: of row 16 * m + 8 * h + lane / 4 and column 8 * o + 2 * (lane % 4) + j
-// the product stands at dots[m][o][2 * h + j].
-template <int D, typename T, int O>
-VQX_FN void vqx_multiply(float (*dots)[O][4], const vqx_u32* own, const vqx_u32* tile, int c, int lane) {
+// A warp's 32 rows times half of a tile's columns, from `side` on, 8 * VQX_PIECES at a time; `use` takes a thread's
+// products: of row 16 * m + 8 * h + lane / 4 and column c + 8 * o + 2 * (lane % 4) + j the one at [m][o][2 * h + j].
+template <int D, int TN, typename T, typename Use>
+VQX_FN void vqx_through(const vqx_u32* own, const vqx_u32* tile, int side, int lane, Use use) {
+#pragma unroll 1
+  for (int c = side; c < side + TN / 2; c += 8 * VQX_PIECES) {
+    float dots[2][VQX_PIECES][4];
 #pragma unroll
-  for (int e = 0; e < 8 * O; e++) dots[e / (4 * O)][e / 4 % O][e % 4] = 0.0f;
+    for (int e = 0; e < 8 * VQX_PIECES; e++) dots[e / (4 * VQX_PIECES)][e / 4 % VQX_PIECES][e % 4] = 0.0f;
 #pragma unroll
-  for (int k = 0; k < D / 16; k++)
+    for (int k = 0; k < D / 16; k++)
 #pragma unroll
-    for (int o = 0; o < O; o++) {
-      const vqx_two both = *(const vqx_two*)(tile + (c + o * 8 + lane / 4) * VQX_WIDTH + k * 8 + lane % 4 * 2);
-      vqx_mma(T(), dots[0][o], own + k * 4, both.word);
-      vqx_mma(T(), dots[1][o], own + (D / 16 + k) * 4, both.word);
-    }
+      for (int o = 0; o < VQX_PIECES; o++) {
+        const vqx_two both = *(const vqx_two*)(tile + (c + o * 8 + lane / 4) * VQX_WIDTH + k * 8 + lane % 4 * 2);
+        vqx_mma(T(), dots[0][o], own + k * 4, both.word);
+        vqx_mma(T(), dots[1][o], own + (D / 16 + k) * 4, both.word);
+      }
+    use(dots, c);
+  }
 }
 // The first row that the query number s does not see: rows stand in their order, the queries' own last.
 #define VQX_SEES(s) (HIDE == 0 ? n : HIDE == 1 ? n - S + (s) + 1 : (n - S + (s) < 1 ? 1 : n - S + (s)))
