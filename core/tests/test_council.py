@@ -157,7 +157,6 @@ def test_in_compact_positions_layers_keep_together_what_each_keeps_by_operations
     stream: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After an interval each decides by kernels of its own."""
     text, found, given = [stream(70, seed=number) for number in range(LAYERS)], [], []
     for together in (True, False):
         monkeypatch.setattr(kernels, "target", partial(str, "host" if together else "reference"))
@@ -168,7 +167,8 @@ def test_in_compact_positions_layers_keep_together_what_each_keeps_by_operations
         assert made[0].offset == made[0].tokens_kept < made[0].tokens_seen
         given.append([forward(made, text, 1) for _ in range(12)])
         found.append(held(made))
-        assert (len(loops) >= 25) == (together and interval == 1), "they did not decide together"
+        least = 25 if interval == 1 else 3
+        assert (len(loops) >= least) == together, "they did not decide together"
         assert None not in loops
         loops.clear()
     for one, other in zip(*found, strict=True):  # sums of weights are rounded otherwise

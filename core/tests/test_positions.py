@@ -279,7 +279,9 @@ def test_a_kernel_turns_back_as_the_module_does(
     keys = both[:, :, :40]  # a part of a longer buffer, as a cache holds them
     steps = mx.random.randint(0, most, (2, 3, 40), key=mx.random.key(2)).astype(mx.int32)
     called, loops = [], vqx_kernels.turned
-    monkeypatch.setattr(vqx_kernels, "turned", lambda *given: called.append(given[0]) or loops(*given))
+    monkeypatch.setattr(
+        vqx_kernels, "turned", lambda *given, **how: called.append(given[0]) or loops(*given, **how)
+    )
     monkeypatch.setenv("VQX_DEVICE", "host")
     found = rotary.placed(keys, steps, most)
     assert called == ["host"]

@@ -2,13 +2,15 @@
 
 On a GPU a step costs what its host takes to ask for it. Here arrays of zeros stand in the place of what
 kernels of CUDA would give, and what is evaluated is outside the clock: a 10th percentile, so that other work
-of the machine does not count.
+of the machine does not count. Operations are those of a token's graph, matrix products of attention among it
+(a GPU has one kernel in their place), most of them for the token of a cut.
 
     python integration-tests/studies/python_of_a_token.py [rounds]
 """
 
 import functools
 import importlib
+import io
 import statistics
 import sys
 import time
@@ -24,7 +26,7 @@ from vqx.host.watching import watch_attention
 ROWS, INTERVAL, LAYERS = 64, 32, 16
 METHODS = "streaming-llm", "h2o", "tova"
 SIZES = {
-    "hidden_size": 64, "intermediate_size": 64, "head_dim": 8, "num_attention_heads": 8,
+    "hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "vocab_size": 64, "num_hidden_layers": LAYERS, "tie_word_embeddings": True,
 }  # fmt: skip
@@ -32,9 +34,9 @@ SIZES = {
 
 def no_kernels() -> None:
     """Have launches give zeros, and vqx believe that a GPU of NVIDIA's is there."""
-    *modules, targets = (
+    *modules, tensor, targets = (
         importlib.import_module(f"vqx_kernels.{name}")
-        for name in ("kernel", "attention", "turning", "targets")
+        for name in ("kernel", "attention", "turning", "tensor", "targets")
     )
 
     @functools.lru_cache(maxsize=4096)
@@ -46,11 +48,12 @@ def no_kernels() -> None:
     for module in modules:
         vars(module)["prepared"] = prepared
     vars(targets)["_choose"] = lambda *_: there
+    vars(tensor)["wrong"] = lambda _: ""
 
 
 def drawn(length: int) -> list[mx.array]:
     """Queries, keys and values of a layer."""
-    rows = [mx.random.normal((1, heads, length, 8)).astype(mx.bfloat16) for heads in (8, 2, 2)]
+    rows = [mx.random.normal((1, heads, length, 16)).astype(mx.bfloat16) for heads in (8, 2, 2)]
     mx.eval(rows)
     return rows
 
@@ -66,6 +69,13 @@ def forward(caches: list[Any], rows: list[mx.array]) -> list[mx.array]:
         attend: Any = llama.scaled_dot_product_attention  # type: ignore[attr-defined]
         found.append(attend(queries, *read, cache=cache, scale=0.125, mask=mask))
     return found
+
+
+def operations(arrays: list[mx.array]) -> int:
+    """Nodes of the graph that evaluating these arrays would run."""
+    drawing = io.StringIO()
+    mx.export_to_dot(drawing, *arrays)
+    return drawing.getvalue().count("shape=rectangle")
 
 
 def main() -> None:
@@ -87,6 +97,14 @@ def main() -> None:
         mx.eval(forward(each, prompt))
         for _ in range(2 * INTERVAL):
             mx.eval(forward(each, token))
+    counts: dict[str, list[int]] = {name: [] for name in caches}
+    for name, each in caches.items():
+        for _ in range(INTERVAL):
+            if hasattr(each[0], "plan"):
+                each[0].make_mask(1)
+            found = forward(each, token)
+            counts[name].append(operations(found))
+            mx.eval(found)
     times: dict[str, list[list[float]]] = {name: [[] for _ in range(INTERVAL)] for name in caches}
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 10):
         for name, each in caches.items():
@@ -100,7 +118,8 @@ def main() -> None:
     for name, tokens in times.items():
         low = sorted(sorted(taken)[len(taken) // 10] for taken in tokens)
         mean = statistics.fmean(low)
-        print(f"{name}: {statistics.median(low):.1f} µs a layer, a cut {low[-1]:.1f}, on average {mean:.1f}")
+        print(f"{name}: {statistics.median(low):.1f} µs a layer, a cut {low[-1]:.1f}, on average {mean:.1f};")
+        print(f"  {statistics.median(counts[name]):.0f} operations, a cut {max(counts[name])}")
 
 
 if __name__ == "__main__":

@@ -423,15 +423,18 @@ def highest(score: mx.array, position: mx.array, keep: int) -> mx.array | None:
     return found
 
 
-def turned(keys: mx.array, steps: mx.array, turns: Callable[[], Turns]) -> mx.array | None:
+def turned(
+    keys: mx.array, steps: mx.array, turns: Callable[[], Turns], *, whole: bool = False
+) -> mx.array | None:
     """Keys ``[B, H, n, D]`` turned back by ``steps`` ``[B, H, n]``, none of which ``turns`` lacks.
 
-    None: no kernel that serves it runs here.
+    ``whole``: the steps are known to lie row by row. None: no kernel that serves it runs here.
     """
-    kernels, where = _of_keys(keys), target()
+    where = target()
+    kernels = _of_keys(keys, where)
     if kernels is None:
         return None
-    found: mx.array = kernels.turned(where, keys, steps, kernels.Turns(*turns()))
+    found: mx.array = kernels.turned(where, keys, steps, kernels.Turns(*turns()), whole=whole)
     return found
 
 
@@ -439,7 +442,7 @@ def expected(keys: mx.array, mean: mx.array, covariance: mx.array) -> mx.array |
     """As ``vqx.expectation.expected_logits``; None: the host's loops, which serve it, do not run here."""
     if target() != "host":  # on an H200, in groups of 4: 1.4 to 1.0 times at D = 64, 0.7 at D = 128
         return None
-    kernels = _of_keys(keys)
+    kernels = _of_keys(keys, "host")
     found: mx.array | None = None if kernels is None else kernels.expected("host", keys, mean, covariance)
     return found
 
@@ -450,16 +453,18 @@ def spared(rows: Any, position: Any, threshold: float) -> mx.array | None:
     They are those with rows of which it is the newest that they repeat (a cosine above ``threshold``). None:
     no kernel that serves it runs here.
     """
-    kernels, where = _of_keys(rows), target()
+    where = target()
+    kernels = _of_keys(rows, where)
     found: mx.array | None = None if kernels is None else kernels.spared(where, rows, position, threshold)
     return found
 
 
-def _of_keys(keys: Any) -> Any | None:
+def _of_keys(keys: Any, where: str) -> Any | None:
     """The kernels of keys alone, where they were timed: as loops, and on CUDA."""
-    right = isinstance(keys, mx.array) and keys.dtype in FLOATS
-    timed = target() in ("host", "cuda")
-    return offered() if right and 0 < keys.shape[3] <= 512 and keys.shape[2] and timed else None
+    if where not in ("host", "cuda") or not isinstance(keys, mx.array) or keys.dtype not in FLOATS:
+        return None
+    *_, n, width = keys.shape
+    return offered() if n and 0 < width <= 512 else None
 
 
 def _ruled(

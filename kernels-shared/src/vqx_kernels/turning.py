@@ -27,7 +27,13 @@ class Turns(NamedTuple):
 
 
 def turned(
-    target: str, keys: mx.array, steps: mx.array, turns: Turns, slots: mx.array | None = None
+    target: str,
+    keys: mx.array,
+    steps: mx.array,
+    turns: Turns,
+    slots: mx.array | None = None,
+    *,
+    whole: bool = False,
 ) -> mx.array:
     """Keys turned back by so many steps, ``[B, H, n, D]`` of the keys' type.
 
@@ -35,13 +41,14 @@ def turned(
         keys: ``[B, H, N, D]`` float32, float16 or bfloat16.
         steps: ``[B, H, n]`` int32, less than 256 F; one below 0, of padding, counts as 0.
         slots: ``[B, H, n]`` int32, the rows to gather; None: the first n where they lie.
+        whole: steps and slots are known to lie row by row.
     """
     batch, heads, n = steps.shape
     launch = _launch(
         target, keys.dtype, (batch, heads, n, keys.shape[3]), turns.channels.size // 2, slots is not None
     )
-    steps = flat(steps)
-    slots = steps if slots is None else flat(slots)
+    steps = steps if whole else flat(steps)
+    slots = steps if slots is None else slots if whole else flat(slots)
     return launch([keys, slots, steps, sizes(n, 0, _NOBODY), *map(flat, turns)])[0]
 
 

@@ -53,7 +53,7 @@ class Council:
             caches, turned = zip(*(self._heard[number] for number in sorted(self._heard)), strict=True)
             self._heard, self._end = {}, -1
             one = caches[0].plan.options.interval == 1
-            if not (self._decide(caches, turned, end) if one else self._cut(caches, end)):
+            if not (self._decide if one else self._cut)(caches, turned, end):
                 self._alone(caches)
 
     def serves(self, plan: Plan, layer: Layer) -> bool:
@@ -62,8 +62,6 @@ class Council:
         if self._apart or options.undo or not plan.defers or layer.each is not None or layer.heads > 1:
             return False
         if plan.packing is not None or plan.across is not None or method.scorer.rotary:
-            return False
-        if plan.compact and options.interval > 1:
             return False
         if method.merge is not None or method.share is not None or method.scorer.window > 1:
             return False
@@ -119,17 +117,17 @@ class Council:
         self.loose = [slots[0], found.position, *columns.values()]
         return True
 
-    def _cut(self, caches: Sequence[Any], end: int) -> bool:
+    def _cut(self, caches: Sequence[Any], turned: Sequence[mx.array | None], end: int) -> bool:
         """Say which rows of many stay; False: not for all together."""
         layers, plan = [cache.as_it_is for cache in caches], caches[0].plan
-        if not self._alike(caches, layers):
+        if not self._alike(caches, layers) or self._too_much(plan, layers):
             return False
         size = -(-len(layers) // groups(plan, layers))
         if size < 2:
             return False
         for first in range(0, len(layers), size):
-            some = layers[first : first + size]
-            found = cut(plan, some, end) if len(some) > 1 else [decided(plan, some[0])]
+            some, read = layers[first : first + size], turned[first : first + size]
+            found = cut(plan, some, read, end) if len(some) > 1 else [decided(plan, some[0])]
             if found is None:
                 self._apart = True
                 return False
@@ -147,13 +145,16 @@ class Council:
         self._apart = self._apart or not one or len(plans) < 2
         return not self._apart and len(set(map(_shape, layers))) == 1
 
+    def _too_much(self, plan: Plan, layers: Sequence[Layer]) -> bool:
+        """Whether turned keys of all layers are more than may be held."""
+        much = plan.compact and sum(layer.rows.keys.nbytes for layer in layers) > TURNED
+        self._apart = self._apart or much
+        return much
+
     def _seated(self, caches: Sequence[Any]) -> list[Seat]:
         """A seat for each; none where the layers are not alike."""
         layers = [cache.as_it_is for cache in caches]
-        if not self._alike(caches, layers):
-            return []
-        if caches[0].plan.compact and sum(layer.rows.keys.nbytes for layer in layers) > TURNED:
-            self._apart = True
+        if not self._alike(caches, layers) or self._too_much(caches[0].plan, layers):
             return []
         held, seats = as_they_are(layers), []
         for place, layer in enumerate(layers):

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from vqx import kernels
 from vqx.scorers import Arrivals, Scorer
 from vqx.state.layer import Ahead, Layer, Plan, Seen
+from vqx.state.positions import STEPS, closed_up_to, statistics
 from vqx.state.rows import apart
 from vqx.state.seats import Decision, as_they_are
 
@@ -31,10 +33,13 @@ def groups(plan: Plan, layers: Sequence[Layer]) -> int:
     return -(-len(layers) * each // AT_ONCE)
 
 
-def cut(plan: Plan, layers: Sequence[Layer], end: int) -> list[Ahead] | None:
+def cut(
+    plan: Plan, layers: Sequence[Layer], turned: Sequence[mx.array | None], end: int
+) -> list[Ahead] | None:
     """What is decided for each of several layers made alike, before the token at ``end``.
 
-    None: no kernel serves the method so.
+    ``turned`` are keys as attention read them, where they are not those held. None: no kernel serves the
+    method so.
     """
     first, scorer, keep = layers[0], plan.method.scorer, plan.method.budget
     dressed = _dressed(scorer, layers)
@@ -45,10 +50,10 @@ def cut(plan: Plan, layers: Sequence[Layer], end: int) -> list[Ahead] | None:
     count, number, n = queries[0].shape[2] if queries else 1, len(layers), first.rows.length
     stay = kernels.kept_together(
         plan.method,
-        dressed.columns,
+        statistics(dressed.columns),
         kernels.Layers(
             queries,
-            [layer.rows.keys for layer in layers],
+            [layer.rows.keys if keys is None else keys for layer, keys in zip(layers, turned, strict=True)],
             dressed.position,
             end - count,
             waits[0].scale if waits else 1.0,
@@ -58,6 +63,8 @@ def cut(plan: Plan, layers: Sequence[Layer], end: int) -> list[Ahead] | None:
     )
     if stay is None:
         return None
+    if plan.compact:
+        stay = closed_up_to(stay, dressed.position, dressed.columns[STEPS])
     slots, position = mx.split(stay.slots, number), mx.split(stay.position, number)
     columns = {name: mx.split(column, number) for name, column in stay.columns.items()}
     found = []
@@ -66,7 +73,8 @@ def cut(plan: Plan, layers: Sequence[Layer], end: int) -> list[Ahead] | None:
         if waits and scorer.window:
             batch, heads = rows.keys.shape[:2]
             latest = queries[place][:, :, -1:].reshape(batch, heads, -1, 1, queries[place].shape[3])
-            left = left._replace(seen=Seen(latest, waits[place].scale))
+            origin = np.array([[n - 1]], np.int32) if plan.compact else None
+            left = left._replace(seen=Seen(latest, waits[place].scale, origin=origin))
         own = {name: column[place] for name, column in columns.items()}
         late = [apart(buffer, keep, n) for buffer in (rows.keys, rows.values)]
         found.append(Ahead(left, kernels.Kept(slots[place], position[place], own), late))
@@ -94,5 +102,7 @@ def _dressed(scorer: Scorer, layers: Sequence[Layer]) -> Decision | None:
     if any(column.shape != (*shape[:2], rows.bare) for column in late.values()):
         return None
     new = mx.broadcast_to(mx.arange(start, start + rows.bare, dtype=mx.int32), (batch, heads, rows.bare))
+    if STEPS in held.columns:  # rows that came last moved nowhere yet
+        late = {**late, STEPS: mx.zeros(new.shape, mx.int32)}
     columns = {k: mx.concatenate([c, mx.array(late[k])], axis=2) for k, c in held.columns.items()}
     return Decision(mx.concatenate([held.position, new], axis=2), columns)

@@ -13,9 +13,9 @@ from vqx import kernels
 from vqx.state.arrival import admit_bare, begun, caught_up, dressed
 from vqx.state.attention import Block
 from vqx.state.layer import Ahead, Layer, Plan
-from vqx.state.positions import STEPS, closed_up, statistics
+from vqx.state.positions import STEPS, closed_up_to, statistics
 from vqx.state.queries import block_of, latest, remember
-from vqx.state.rows import Rows, apart, moved
+from vqx.state.rows import Rows, apart
 from vqx.state.settling import held_of, in_place, scored, staying
 
 
@@ -125,9 +125,7 @@ def _many(plan: Plan, layer: Layer) -> Ahead | None:
         return None
     rows = layer.rows
     if plan.compact:
-        gone = mx.put_along_axis(mx.zeros(rows.position.shape, mx.bool_), stay.slots, mx.array(True), axis=2)
-        steps = moved(closed_up(rows, gone).columns[STEPS], stay.slots)
-        stay = stay._replace(columns={**stay.columns, STEPS: steps})
+        stay = closed_up_to(stay, rows.position, rows.columns[STEPS])
     return Ahead(layer, stay, [apart(buffer, keep, rows.length) for buffer in (rows.keys, rows.values)])
 
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from vqx import kernels
-from vqx.state.rows import Rows
+from vqx.state.rows import Rows, moved
 
 Rope = Callable[..., mx.array]
 """A model's rotary module: ``rope(x [..., T, D], offset=int or array)`` -> rotated x."""
@@ -73,9 +73,12 @@ class Rotary(NamedTuple):
             each = mx.repeat(each, self.beside, axis=2)
         return self.rope(each, offset=positions.reshape(-1))[:, :, :1].reshape(keys.shape)
 
-    def placed(self, keys: mx.array, steps: mx.array, most: int) -> mx.array:
-        """As ``turn_back`` by steps that are less than ``most``; a kernel does it where one runs."""
-        found = kernels.turned(keys, steps, lambda: self.turns(1 << (most // NEAR).bit_length()))
+    def placed(self, keys: mx.array, steps: mx.array, most: int, *, whole: bool = False) -> mx.array:
+        """As ``turn_back`` by steps that are less than ``most``; a kernel does it where one runs.
+
+        ``whole``: the steps are known to lie row by row, so that no token asks for it.
+        """
+        found = kernels.turned(keys, steps, lambda: self.turns(1 << (most // NEAR).bit_length()), whole=whole)
         if found is None and mx.default_device() == mx.cpu:
             # where a cosine and a sine for each number of a key would take six times as long
             tables = self.tables(1 << max(most // NEAR, FAR - 1).bit_length())
@@ -122,10 +125,21 @@ def statistics(columns: Mapping[str, mx.array]) -> dict[str, mx.array]:
 
 def closed_up(rows: Rows, gone: mx.array) -> Rows:
     """The rows with those that stay nearer by each older one of those that go, booleans ``[B, H, n]``."""
-    order = mx.argsort(rows.position, axis=2)
+    return _stepped(rows, _nearer(rows.position, rows.columns[STEPS], gone))
+
+
+def closed_up_to(stay: kernels.Kept, position: mx.array, steps: mx.array) -> kernels.Kept:
+    """What stays of a cut in place, with its steps; positions and steps ``[B, H, n]`` are those of before."""
+    gone = mx.put_along_axis(mx.zeros(position.shape, mx.bool_), stay.slots, mx.array(True), axis=2)
+    nearer = moved(_nearer(position, steps, gone), stay.slots)
+    return stay._replace(columns={**stay.columns, STEPS: nearer})
+
+
+def _nearer(position: mx.array, steps: mx.array, gone: mx.array) -> mx.array:
+    """The steps ``[B, H, n]`` with one more for each older row that goes."""
+    order = mx.argsort(position, axis=2)
     older = mx.cumsum(mx.take_along_axis(gone, order, axis=2).astype(mx.int32), axis=2)
-    steps = mx.take_along_axis(rows.columns[STEPS], order, axis=2) + older
-    return _stepped(rows, mx.put_along_axis(rows.columns[STEPS], order, steps, axis=2))
+    return mx.put_along_axis(steps, order, mx.take_along_axis(steps, order, axis=2) + older, axis=2)
 
 
 def closed_up_over(rows: Rows, slot: mx.array) -> Rows:

@@ -41,7 +41,7 @@ class Run(NamedTuple):
         """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
         keys, values, rows, end = self[:4]
         if rotary is not None and self.steps is not None:
-            keys = rotary.placed(keys, self.steps, end)
+            keys = rotary.placed(keys, self.steps, end, whole=True)
         return first(keys, values, rows)
 
     def asked(self, queries: mx.array, most: int) -> "Run":

@@ -63,7 +63,7 @@ class Seat(NamedTuple):
         """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
         keys, values = first(self.keys, self.values, self.rows)
         if rotary is not None and self.held.steps:
-            keys = rotary.placed(keys, self.held.steps[self.place], self.end)
+            keys = rotary.placed(keys, self.held.steps[self.place], self.end, whole=True)
         return keys, values
 
     def asked(self, queries: mx.array) -> "Seat":
