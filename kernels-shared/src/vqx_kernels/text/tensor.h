@@ -76,12 +76,12 @@ VQX_FN void vqx_take(vqx_u32* own, vqx_u32* tile, const T* array, At at, int fir
     }
   }
 }
-// A warp's 32 rows times half of a tile's columns, from `side` on, 8 * VQX_PIECES at a time; `use` takes a thread's
-// products: of row 16 * m + 8 * h + lane / 4 and column c + 8 * o + 2 * (lane % 4) + j the one at [m][o][2 * h + j].
-template <int D, int TN, typename T, typename Use>
-VQX_FN void vqx_through(const vqx_u32* own, const vqx_u32* tile, int side, int lane, Use use) {
+// A warp's 32 rows times columns of a tile, 8 * VQX_PIECES at a time; `use` takes a thread's products: of row
+// 16 * m + 8 * h + lane / 4 and column c + 8 * o + 2 * (lane % 4) + j the one at [m][o][2 * h + j].
+template <int D, typename T, typename Use>
+VQX_FN void vqx_through(const vqx_u32* own, const vqx_u32* tile, int first, int last, int lane, Use use) {
 #pragma unroll 1
-  for (int c = side; c < side + TN / 2; c += 8 * VQX_PIECES) {
+  for (int c = first; c < last; c += 8 * VQX_PIECES) {
     float dots[2][VQX_PIECES][4];
 #pragma unroll
     for (int e = 0; e < 8 * VQX_PIECES; e++) dots[e / (4 * VQX_PIECES)][e / 4 % VQX_PIECES][e % 4] = 0.0f;
