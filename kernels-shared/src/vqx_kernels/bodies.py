@@ -179,12 +179,13 @@ def compose(
             asks += method.reads
             gives += tuple(f"{write}_out" for write in method.writes) + (("ranked",) if ranks else ())
             own = f"float score = gained;\n{method.text}\n" + _text("guard.vqx")
-            text = text.replace("METHOD\n", own if ranks else method.text + "\n")
+            text = _read_ahead(text.replace("METHOD\n", own if ranks else method.text + "\n"), method.reads)
             text = text.replace("SPANS\n", _text("spans.vqx") if ranks else "")
         if name == "guarded":
-            text = text.replace("GUARD\n", _text("guard.vqx")).replace("SPANS\n", _text("spans.vqx"))
+            text = _read_ahead(text.replace("GUARD\n", _text("guard.vqx")), ("scores",))
+            text = text.replace("SPANS\n", _text("spans.vqx"))
         if name == "exchanged":
-            text = text.replace("COLUMNS\n", "".join(f"{w}_out[at] = 0.0f;\n" for w in columns))
+            text = _read_ahead(text).replace("COLUMNS\n", "".join(f"{w}_out[at] = 0.0f;\n" for w in columns))
         if name in ("moved", "packed"):
             asks += tuple(f"{column}_held" for column in columns)
             gives += tuple(f"{column}_kept" for column in columns)
@@ -200,6 +201,16 @@ def compose(
         hidden = (*hidden, "ranked")
     inner = tuple(write for write in writes if write in hidden)
     return Body(name, tuple(reads), tuple(writes), "".join(texts), method.adjust, inner, blocks)
+
+
+def _read_ahead(text: str, columns: tuple[str, ...] = ()) -> str:
+    """What is read at `at`, read of several rows before any is written, as no compiler may do by itself."""
+    held = [name for name in (*columns, "position") if re.search(rf"\b{name}\[at\]", text)]
+    for name in held:
+        text = re.sub(rf"\b{name}\[at\]", f"vqx_{name}[u]", text)
+    kinds = {"position": "int"}
+    text = text.replace("HOLDS\n", "".join(f"{kinds.get(c, 'float')} vqx_{c}[many];\n" for c in held))
+    return text.replace("HELD\n", "".join(f"vqx_{c}[u] = {c}[at];\n" for c in held))
 
 
 def _of_layers(text: str, layers: int) -> str:

@@ -5,6 +5,7 @@ typedef long long vqx_i64;
 #define VQX_DEV
 #define VQX_TG
 #define VQX_THREAD
+#define VQX_UNROLL _Pragma("unroll")
 #define VQX_SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #define VQX_BARRIER() __syncthreads()
 #define VQX_BARRIER_ALL() __syncthreads()

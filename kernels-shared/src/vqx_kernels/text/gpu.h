@@ -90,11 +90,26 @@ VQX_FN void vqx_dots(VQX_THREAD float* dots, const VQX_DEV T* key, vqx_i64 strid
 // Whether this lane speaks for its key; behind the last one all repeat it.
 #define VQX_OWN(last) (VQX_LANE == 0 && vqx_b + VQX_KEY < (last))
 #define VQX_SCRATCH VQX_SHARED(float, vqx_floats, VQX_WARPS); VQX_SHARED(vqx_u32, vqx_words, VQX_WARPS); VQX_SHARED(vqx_u32, vqx_slots, VQX_WARPS)
-#define VQX_BLOCK_SUM(dst, i, n, expr) float dst = 0.0f; VQX_EACH(i, 0, n) dst = dst + (expr); dst = vqx_block_sum(dst, vqx_floats, vqx_lane, vqx_warp)
-#define VQX_BLOCK_MAX(dst, i, n, expr) float dst = -INFINITY; VQX_EACH(i, 0, n) dst = vqx_max(dst, (expr)); dst = vqx_block_max(dst, vqx_floats, vqx_lane, vqx_warp)
-#define VQX_BLOCK_COUNT(dst, i, n, expr) vqx_u32 dst = 0u; VQX_EACH(i, 0, n) dst = dst + ((expr) ? 1u : 0u); dst = vqx_block_count(dst, vqx_words, vqx_lane, vqx_warp)
+// A thread takes `many` of its rows at a time, and waits for all that it reads of them together: VQX_AHEAD reads, behind
+// its last row the first again, and VQX_WITHIN goes through those that there are, in their order.
+#define VQX_BY(many, first, last) for (int vqx_b = (first) + int(vqx_tid), vqx_end = (last); vqx_b < vqx_end; vqx_b += (many) * VQX_THREADS)
+#define VQX_AHEAD(u, i, many) VQX_UNROLL for (int u = 0; u < (many); u++) for (int i = vqx_b + u * VQX_THREADS < vqx_end ? vqx_b + u * VQX_THREADS : vqx_b, vqx_once = 1; vqx_once; vqx_once = 0)
+#define VQX_WITHIN(u, i, many) VQX_UNROLL for (int u = 0; u < (many); u++) for (int i = vqx_b + u * VQX_THREADS, vqx_once = 1; vqx_once && i < vqx_end; vqx_once = 0)
+#define VQX_MANY 8
+#define VQX_FEW 4
+#define VQX_UP_TO(many) (many)
+// Of several expressions at once, numbered q.
+#define VQX_BLOCK_SUMS(dst, q, count, i, n, expr) float dst[count]; for (int q = 0; q < (count); q++) dst[q] = 0.0f; \
+  VQX_BY(VQX_MANY, 0, n) { float vqx_v[VQX_MANY * (count)]; VQX_AHEAD(vqx_u, i, VQX_MANY) VQX_UNROLL for (int q = 0; q < (count); q++) vqx_v[vqx_u * (count) + q] = (expr); \
+    VQX_WITHIN(vqx_u, i, VQX_MANY) VQX_UNROLL for (int q = 0; q < (count); q++) dst[q] = dst[q] + vqx_v[vqx_u * (count) + q]; } \
+  for (int q = 0; q < (count); q++) dst[q] = vqx_block_sum(dst[q], vqx_floats, vqx_lane, vqx_warp)
+#define VQX_BLOCK_MAXIMA(dst, q, count, i, n, expr) float dst[count]; for (int q = 0; q < (count); q++) dst[q] = -INFINITY; \
+  VQX_BY(VQX_MANY, 0, n) VQX_AHEAD(vqx_u, i, VQX_MANY) VQX_UNROLL for (int q = 0; q < (count); q++) dst[q] = vqx_max(dst[q], (expr)); \
+  for (int q = 0; q < (count); q++) dst[q] = vqx_block_max(dst[q], vqx_floats, vqx_lane, vqx_warp)
+#define VQX_BLOCK_COUNT(dst, i, n, expr) vqx_u32 dst = 0u; VQX_BY(VQX_MANY, 0, n) { bool vqx_v[VQX_MANY]; VQX_AHEAD(vqx_u, i, VQX_MANY) vqx_v[vqx_u] = (expr); \
+  VQX_WITHIN(vqx_u, i, VQX_MANY) dst = dst + (vqx_v[vqx_u] ? 1u : 0u); } dst = vqx_block_count(dst, vqx_words, vqx_lane, vqx_warp)
 #define VQX_BLOCK_FIRST(dst, i, n, score, place) int dst = 0x7fffffff; { float vqx_s = INFINITY; int vqx_p = 0x7fffffff; \
-  VQX_EACH(i, 0, n) { float vqx_t = (score); int vqx_o = (place); if (vqx_before(vqx_t, vqx_o, i, vqx_s, vqx_p, dst)) { vqx_s = vqx_t; vqx_p = vqx_o; dst = i; } } \
+  VQX_BY(VQX_MANY, 0, n) VQX_AHEAD(vqx_u, i, VQX_MANY) { float vqx_t = (score); int vqx_o = (place); if (vqx_before(vqx_t, vqx_o, i, vqx_s, vqx_p, dst)) { vqx_s = vqx_t; vqx_p = vqx_o; dst = i; } } \
   dst = vqx_block_first(vqx_s, vqx_p, dst, vqx_floats, vqx_words, vqx_slots, vqx_lane, vqx_warp); }
 #define VQX_BLOCK_ORDER(i, first, last, yes, number, ...) { vqx_u32 vqx_base = 0u; for (int vqx_b = (first); vqx_b < (last); vqx_b += VQX_THREADS) { \
   const int i = vqx_b + int(vqx_tid); const bool vqx_own = i < (last) && (yes); vqx_u32 vqx_all = 0u; \

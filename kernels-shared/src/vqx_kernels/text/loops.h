@@ -45,6 +45,10 @@ VQX_FN void vqx_dots(float* dots, const T* keys, int count, vqx_i64 across, vqx_
 #define VQX_EACH(i, first, last) for (int i = (first); i < (last); i++)
 #define VQX_EACH_OF(q, d, many, width) for (int q = 0; q < (many); q++) for (int d = 0; d < (width); d++)
 #define VQX_ONCE
+#define VQX_BY(many, first, last) for (int vqx_b = (first); vqx_b < (last); vqx_b++)
+#define VQX_AHEAD(u, i, many) for (int u = 0, i = vqx_b; u < 1; u++)
+#define VQX_WITHIN VQX_AHEAD
+#define VQX_UP_TO(many) 1
 #define VQX_KEYS 1
 #define VQX_KEY 0
 #define VQX_LANE 0
@@ -62,6 +66,9 @@ VQX_FN void vqx_dots(float* dots, const T* keys, int count, vqx_i64 across, vqx_
 #define VQX_BLOCK_BEST(T, dst, best, with, none, i, n, expr) T dst = (none); \
   VQX_TOLD(omp simd reduction(best:dst)) for (int i = 0; i < (n); i++) dst = with(dst, (expr))
 #define VQX_BLOCK_MAX(dst, i, n, expr) VQX_BLOCK_BEST(float, dst, max, vqx_max, -INFINITY, i, n, expr)
+// one at a time, so that the loops stay vectors
+#define VQX_BLOCK_SUMS(dst, q, count, i, n, expr) float dst[count]; for (int q = 0; q < (count); q++) { VQX_BLOCK_SUM(vqx_one, i, n, expr); dst[q] = vqx_one; }
+#define VQX_BLOCK_MAXIMA(dst, q, count, i, n, expr) float dst[count]; for (int q = 0; q < (count); q++) { VQX_BLOCK_MAX(vqx_one, i, n, expr); dst[q] = vqx_one; }
 #define VQX_BLOCK_COUNT(dst, i, n, expr) vqx_u32 dst = 0u; for (int i = 0; i < (n); i++) dst = dst + ((expr) ? 1u : 0u)
 // The lowest score, the oldest row that has it, the first slot that has both.
 #define VQX_BLOCK_FIRST(dst, i, n, score, place) VQX_BLOCK_BEST(float, dst##_score, max, vqx_max, -INFINITY, i, n, -(score)); \

@@ -6,6 +6,7 @@ typedef long vqx_i64;
 #define VQX_DEV device
 #define VQX_TG threadgroup
 #define VQX_THREAD thread
+#define VQX_UNROLL _Pragma("clang loop unroll(full)")
 #define VQX_SHARED(T, name, n) threadgroup T name[n]
 #define VQX_BARRIER() threadgroup_barrier(mem_flags::mem_threadgroup)
 #define VQX_BARRIER_ALL() threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup)
