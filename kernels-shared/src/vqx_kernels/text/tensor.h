@@ -22,7 +22,13 @@ VQX_FN float vqx_power(float x) {  // 2 to the x
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+VQX_FN vqx_i64 vqx_wide(int a, int b) {  // one instruction, where a compiler makes several of 64 bits times 64
+  vqx_i64 c;
+  asm("mul.wide.s32 %0, %1, %2;" : "=l"(c) : "r"(a), "r"(b));
+  return c;
+}
 #else  // an emulated warp
+VQX_FN vqx_i64 vqx_wide(int a, int b) { return vqx_i64(a) * b; }
 template <typename T> VQX_FN void vqx_mma(T, float* d, const vqx_u32* a, const vqx_u32* b) { msl_mma<T>(d, a, b); }
 VQX_FN float vqx_power(float x) { return __builtin_exp2f(x); }
 #endif
@@ -36,11 +42,14 @@ template <typename T> VQX_FN vqx_u32 vqx_pair(const T* from, vqx_i64 along) {
 template <int D, int TN, typename T, typename At>
 VQX_FN void vqx_bring(vqx_u32* tile, const T* array, At at, int first, int last, vqx_i64 along, bool aligned) {
   if (aligned) {
-#pragma unroll 2
-    for (int b = 0; b < TN * (D / 8); b += VQX_THREADS) {
-      const int e = b + int(threadIdx.x);
-      if (TN * (D / 8) % VQX_THREADS == 0 || e < TN * (D / 8))
-        vqx_copy((vqx_four*)(tile + e / (D / 8) * VQX_WIDTH + e % (D / 8) * 4), array + at(vqx_min(first + e / (D / 8), last - 1)) + e % (D / 8) * 8);
+    constexpr int wide = D / 8;
+    constexpr int rows = VQX_THREADS / wide;
+    const int d = int(threadIdx.x) % wide;
+#pragma unroll
+    for (int b = 0; b < TN; b += rows) {
+      const int c = b + int(threadIdx.x) / wide;
+      if ((VQX_THREADS % wide == 0 || c < b + rows) && (TN % rows == 0 || c < TN))
+        vqx_copy((vqx_four*)(tile + c * VQX_WIDTH + d * 4), array + at(vqx_min(first + c, last - 1)) + d * 8);
     }
   } else {
 #pragma unroll 1
