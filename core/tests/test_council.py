@@ -14,15 +14,17 @@ from vqx import EvictingCache, Method, Options, Scorer, accumulated, kernels
 from vqx.state import council, cuts
 from vqx.state.positions import rotary_of
 from vqx.state.turn import Turn
-from vqx_kernels import probe
+from vqx_kernels import probe, verify
 
 vqx_kernels = pytest.importorskip("vqx_kernels")
 testing = pytest.importorskip("vqx_kernels.testing")
 
 LAYERS, WIDTH = 3, 8
+LATEST = Scorer(score=lambda held: held.over_heads(held.last.fused()), window=1)
 SCORERS = {
     "lines of its own": accumulated().with_kernel(probe.MASS, lambda *_: (1.0,)),
-    "the latest query": Scorer(score=lambda held: held.over_heads(held.last.fused()), window=1),
+    "the latest query": LATEST,
+    "a layer's own lines": LATEST.with_kernel(verify.LAST, lambda *_: (), layer=True),
     "the greatest of a group": Scorer(score=lambda held: held.last.fused(group="max"), window=1),
     "ages alone": Scorer(score=lambda held: 0.0, window=0),
 }
@@ -175,6 +177,24 @@ def test_in_compact_positions_layers_keep_together_what_each_keeps_by_operations
         np.testing.assert_allclose(one, other, rtol=1e-6)
     # another order of the same rows
     np.testing.assert_allclose(*(np.array(mx.array(outputs)) for outputs in given), rtol=1e-4, atol=1e-6)
+
+
+def test_the_mean_over_heads_is_taken_where_the_row_is_chosen(
+    loops: list[Any], stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, usual = [], vqx_kernels.exchanged
+
+    def exchanged(*given: Any, **more: Any) -> Any:
+        asked.append(more.get("method"))
+        return usual(*given, **more)
+
+    monkeypatch.setattr(vqx_kernels, "exchanged", exchanged)
+    text = [stream(70, seed=number) for number in range(LAYERS)]
+    made = caches(SCORERS["a layer's own lines"], together=True)
+    for length in (20, *[1] * 8):
+        forward(made, text, length)
+    assert loops
+    assert asked[-len(loops) :] == [verify.LAST] * len(loops)
 
 
 def test_keys_turned_to_compact_positions_are_held_for_all_layers_up_to_a_bound(

@@ -166,10 +166,13 @@ def together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> C
 
     None: no kernel serves the method so. Metal hands a launch 31 arrays at most, so it serves no layers.
     """
-    found = _together(method, stats, layers, "exchange")
+    end = layers.start + layers.length
+    chosen = _over_heads(method, stats, layers, end)
+    found = _together(method, stats, layers, "exchange") if chosen is None else None
     if isinstance(found, mx.array):
-        chosen = exchange(method, found, layers.position, layers.start + layers.length)
-        return None if chosen is None else chosen._replace(slot=chosen.slot[..., None])
+        chosen = exchange(method, found, layers.position, end)
+    if chosen is not None:
+        return chosen._replace(slot=chosen.slot[..., None])
     return None if found is None or found.next is None else Chosen(found.slot, found.next, found.written)
 
 
@@ -237,6 +240,19 @@ def _together(method: Method, stats: Mapping[str, mx.array], layers: Layers, the
     except Apart:
         return None
     return score.astype(mx.float32)
+
+
+def _over_heads(method: Method, stats: Mapping[str, Any], layers: Layers, end: int) -> Chosen | None:
+    """The row that goes where all heads of a layer rank together, by the mean of what they gave to a row."""
+    scorer, kernels, where = method.scorer, offered(), target()
+    kernel = scorer.kernel
+    if kernels is None or where not in ("cuda", "host") or kernel is None or not kernel.layer:
+        return None
+    if stats or kernel.lines.reads or kernel.stands_for != (scorer.score, scorer.observe):
+        return None
+    asked, rule = _ruled(kernels, _Sight(layers), kernels.Layers(*layers[:5]), **kernel.rule)
+    each, guard = kernels.gained(where, asked, rule), _guard(kernels, method)
+    return Chosen(*kernels.exchanged(where, each, layers.position, end, guard, method=kernel.lines))
 
 
 class Apart(Exception):

@@ -182,7 +182,8 @@ def compose(
             text = _read_ahead(text.replace("METHOD\n", own if ranks else method.text + "\n"), method.reads)
             text = text.replace("SPANS\n", _text("spans.vqx") if ranks else "")
         if name == "guarded":
-            text = _read_ahead(text.replace("GUARD\n", _text("guard.vqx")), ("scores",))
+            own = "" if method is GAINED else method.text + "\n"
+            text = _read_ahead(text.replace("METHOD\n", own).replace("GUARD\n", _text("guard.vqx")))
             text = text.replace("SPANS\n", _text("spans.vqx"))
         if name == "exchanged":
             text = _read_ahead(text).replace("COLUMNS\n", "".join(f"{w}_out[at] = 0.0f;\n" for w in columns))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from vqx_kernels.bodies import compose
+from vqx_kernels.bodies import GAINED, Method, compose
 from vqx_kernels.kernel import run
 from vqx_kernels.small import Guard, sizes, starts
 
@@ -42,7 +42,12 @@ class Exchanged(NamedTuple):
 
 
 def exchanged(
-    target: str, scores: mx.array, position: mx.array, end: int | mx.array, guard: Guard
+    target: str,
+    scores: mx.array,
+    position: mx.array,
+    end: int | mx.array,
+    guard: Guard,
+    method: Method | None = None,
 ) -> Exchanged:
     """Guard the scores, choose the lowest one, and put the token at ``end`` in its place.
 
@@ -50,14 +55,17 @@ def exchanged(
         scores: ``[B, H, n]`` float32.
         position: ``[B, H, n]`` int32.
         end: the next token's position; ``[B]`` int32 where sequences differ.
+        method: one of no statistics and no numbers, whose lines score a row by the mean of ``scores`` over
+            the heads of its layer; None: every head's rows have scores of their own.
     """
     batch, heads, n = scores.shape
     arrays = {"scores": scores, "position": position, "sizes": sizes(n, 0, guard)}
     arrays["starts"] = starts(end - 1, batch)
     rows = (batch, heads, n)
     outputs = [(rows, mx.float32), ((batch, heads, 1), mx.int32), (rows, mx.int32)]
-    body = compose(("guarded", "lowest", "exchanged"))
-    found = run(target, body, arrays, {"H": heads}, rows=batch * heads, outputs=outputs)
+    body = compose(("guarded", "lowest", "exchanged"), method or GAINED)
+    constants = {"H": heads, "LAYER": int(method is not None)}
+    found = run(target, body, arrays, constants, rows=batch * heads, outputs=outputs)
     return Exchanged(*found[1:])
 
 
@@ -110,7 +118,7 @@ def kept(
     found = dict(
         zip(
             body.writes,
-            run(target, body, arrays, {"H": heads}, rows=batch * heads, outputs=outputs),
+            run(target, body, arrays, {"H": heads, "LAYER": 0}, rows=batch * heads, outputs=outputs),
             strict=True,
         )
     )

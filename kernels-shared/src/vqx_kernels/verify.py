@@ -90,6 +90,9 @@ def special() -> dict[str, tuple[mx.array, mx.array]]:
     }
 
 
+LAST = Method("last", "score = gained;")
+
+
 def known() -> tuple[mx.array, mx.array, mx.array, mx.array]:
     """Keys that repeat each other, their positions, and the mean and covariance of queries."""
     made = np.random.Generator(np.random.Philox(3))
@@ -140,7 +143,8 @@ def exchanged(target: str) -> dict[str, mx.array]:
     scores = mx.array(made.integers(0, 90, place.shape).astype(np.float32))
     column, guard = mx.array(made.random(place.shape, np.float32)), Guard(4, 8, ((40, 60),))
     one = selection.exchanged(target, scores, place, 700, guard)
-    found = {"slot": one.slot, "next": one.next}
+    layer = selection.exchanged(target, scores / 7, place, 700, guard, LAST)
+    found = {"slot": one.slot, "next": one.next, "layer's slot": layer.slot, "layer's next": layer.next}
     for in_place in (True, False):
         given = (target, scores, place, {"mass": column}, 640)
         many = selection.kept(*given, in_place=in_place, guard=guard, end=700)
@@ -192,7 +196,7 @@ def replayed(target: str) -> dict[str, mx.array]:
     seen = replaying.replayed(target, own, Rule("nothing"), probe.MASS, guard, 84, 0, fading)
     old = Rule("newest", old=4, group="max", queries="max")
     late = replaying.Tile(logits, place, {}, 20, 80)
-    window = replaying.replayed(target, late, old, Method("last", "score = gained;"), guard, 84, 4, [()] * 20)
+    window = replaying.replayed(target, late, old, LAST, guard, 84, 4, [()] * 20)
     return {"stay": seen.chosen, "mass": seen.columns["mass"], "window": window.chosen}
 
 
