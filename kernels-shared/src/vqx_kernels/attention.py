@@ -26,7 +26,9 @@ IN_A_PIECE = 64
 """Queries of a prompt that a block sums up at most."""
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 AT_ONCE = 8
-"""Queries that a thread holds at a time."""
+"""Queries that a thread holds at a time, at most."""
+ON_CUDA = 7
+"""The same there: with one more, a multiprocessor has registers for half as many blocks."""
 
 
 class Asked(NamedTuple):
@@ -189,9 +191,11 @@ def _launches(
 ) -> list[tuple[Body, Run]]:
     """The launches for queries of a shape; a decode step asks for the same ones again and again."""
     batch, heads, group, length, width = shape
-    count = length if rule.fuse_logits else group * length
+    queries = group * length
+    count = length if rule.fuse_logits else queries
+    turns = -(-queries // (ON_CUDA if target == "cuda" else AT_ONCE))
     constants = {
-        "D": width, "H": heads, "G": group, "QB": min(group * length, AT_ONCE),
+        "D": width, "H": heads, "G": group, "QB": -(-queries // turns),
         "FUSE": FUSE[rule.fuse_logits], "HIDE": HIDE[rule.hide], "MAXG": int(rule.group == "max"),
         "MAXS": int(rule.queries == "max"), "SINKS": int(sinks), "ONE": int(length == 1),
         "PIECES": -(-length // IN_A_PIECE) if given else 1,
@@ -209,7 +213,7 @@ def _launches(
         "piece_out": ((batch, heads, constants["PIECES"], n), mx.float32),
     }
     found = []
-    for names, span, parts in _parts(target, n, group * length, count, then, given, constants["PIECES"]):
+    for names, span, parts in _parts(target, n, queries, count, then, given, constants["PIECES"]):
         body = compose(names, method, ranks=ranks, columns=method.writes, layers=layers)
         outputs = tuple(shapes[name] for name in body.writes)
         each = tuple(types.get(name, mx.float32) for name in body.reads)
