@@ -207,12 +207,14 @@ class EvictingCache:
         run = self._run
         if not isinstance(run, Run):
             layer = cast(Layer, self._layer)
-            self._still, run = layer._replace(rows=without_buffers(layer.rows)), begun(layer)
+            self._still = layer._replace(rows=without_buffers(layer.rows))
+            run = begun(layer, self.plan.rotary)
         self._run = run = run.longer(keys, values)
         self._spare -= 1
-        if not self._spare or self.plan.packing is not None:
+        if self.plan.packing is not None:
             return self._admitted(*self.keys_and_values())
-        return self._read_on(*run.filled(self.plan.rotary))
+        read = run.filled(self.plan.rotary)
+        return self._read_on(*read) if self._spare else self._admitted(*read)
 
     def _read_on(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """What attention reads, of a token that is all written."""
