@@ -73,32 +73,38 @@ def prepared(
     if target == "host":
         return host.prepared(body, types, dict(constants), parts, rows, outputs)
     how: dict[str, Any] = {
-        "template": list(constants),
         "grid": (parts * THREADS, rows, 1),
         "threadgroup": (THREADS, 1, 1),
         "output_shapes": [shape for shape, _ in outputs],
         "output_dtypes": [dtype for _, dtype in outputs],
     }
-    return lambda inputs: built(target, body, types)(inputs=inputs, **how)
+    return lambda inputs: built(target, body, types, constants)(inputs=inputs, **how)
 
 
 @functools.cache
-def built(target: str, body: Body, types: tuple[mx.Dtype, ...]) -> Any:
+def built(
+    target: str, body: Body, types: tuple[mx.Dtype, ...], constants: tuple[tuple[str, int], ...]
+) -> Any:
     """The kernel as MLX builds it."""
-    return (mx.fast.metal_kernel if target == "metal" else mx.fast.cuda_kernel)(**texts(target, body, types))
+    make = mx.fast.metal_kernel if target == "metal" else mx.fast.cuda_kernel
+    return make(**texts(target, body, types, constants))
 
 
-def texts(target: str, body: Body, types: tuple[mx.Dtype, ...]) -> dict[str, Any]:
+def texts(
+    target: str, body: Body, types: tuple[mx.Dtype, ...], constants: tuple[tuple[str, int], ...]
+) -> dict[str, Any]:
     """What ``mx.fast.metal_kernel`` and ``mx.fast.cuda_kernel`` are called with.
 
-    On CUDA, MLX keeps what it compiled by name and constants alone, in a folder that all processes share: a
-    name that did not tell types and texts apart would have bfloat16 read as float16.
+    Constants stand in the text: MLX would write those of a template down anew at every call. On CUDA it keeps
+    what it compiled by name alone, in a folder that all processes share: a name that did not tell types and
+    texts apart would have bfloat16 read as float16.
     """
+    numbers = "".join(f"constexpr int {name} = {value};\n" for name, value in constants)
     return {
-        "name": f"vqx_{body.name}_{body.key(target, tuple(map(str, types)))}",
+        "name": f"vqx_{body.name}_{body.key(target, (*map(str, types), numbers))}",
         "input_names": list(body.reads),
         "output_names": list(body.writes),
         "header": body.header(target),
-        "source": body.source(target),
+        "source": numbers + body.source(target),
         "ensure_row_contiguous": not body.strided,
     }
