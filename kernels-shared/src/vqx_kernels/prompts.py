@@ -15,8 +15,10 @@ from vqx_kernels.small import Guard, floats, shares, sizes
 
 TOGETHER = 128
 """Rows of the operand that a block holds: queries for the bars, keys for the sums."""
-BLOCKS = 512, 1024
-"""Blocks of the two launches, about: a query's keys and a key's queries go to several where there are few."""
+BLOCKS = 1024
+"""Blocks of a launch, about: a query's keys and a key's queries go to several."""
+PARTS = 4
+"""Blocks that a query's keys go to, at most (``VQX_PARTS``)."""
 
 
 def prompt_mass(
@@ -54,8 +56,8 @@ def prompt_mass(
         "HIDE": HIDE[rule.hide], "SINKS": int(asked.sinks is not None), "NOISE": int(noise is not None),
     }  # fmt: skip
     rows, blocks = batch * heads, 3 if width <= 64 else 2 if width <= 128 else 1
-    parts = shared(BLOCKS[0], rows, count, n)
-    pieces = shared(BLOCKS[1], rows, n, count)
+    parts = min(PARTS, shared(rows, count, n))
+    pieces = shared(rows, n, count)
     factors = floats((asked.scale * unit, unit, 1 / math.log(2)))
     arrays |= {
         "noise": factors if noise is None else noise.astype(mx.float32),
@@ -76,6 +78,6 @@ def prompt_mass(
     return found[:, :, 0] if pieces == 1 else mx.sum(found, axis=2)
 
 
-def shared(blocks: int, rows: int, held: int, passing: int) -> int:
-    """Parts of ``passing`` rows of one operand that ``held`` of the other see, for about so many blocks."""
-    return max(1, min(blocks // (rows * -(-held // TOGETHER)), -(-passing // (4 * TOGETHER))))
+def shared(rows: int, held: int, passing: int) -> int:
+    """Blocks that see a part each of ``passing`` rows of one operand, for the same of ``held`` of the other."""
+    return max(1, min(BLOCKS // (rows * -(-held // TOGETHER)), -(-passing // (4 * TOGETHER))))

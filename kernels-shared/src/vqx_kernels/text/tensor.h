@@ -4,6 +4,7 @@
 // A thread multiplies the numbers 4 * (lane % 4) to + 3 of each 16, of both operands: a sum minds no order.
 #define VQX_WIDTH (D / 2 | 8)  // words of a row in shared memory: an odd number of eights, so that of 4 rows none meet
 #define VQX_PIECES 2  // 8 columns each that a warp multiplies at once: few, for many warps at a time to have registers
+#define VQX_PARTS 4  // of what a query sees, at most
 struct alignas(8) vqx_two { vqx_u32 word[2]; };
 #ifdef __CUDACC__
 // How many blocks at a time a multiprocessor shall have registers for, which MLX does not say.
