@@ -439,6 +439,18 @@ def highest(score: mx.array, position: mx.array, keep: int) -> mx.array | None:
     return found
 
 
+def gathered(arrays: Sequence[mx.array], each: int, first: int, count: int) -> list[mx.array] | None:
+    """Rows ``first`` to ``first + count`` of arrays ``[B, H, N, D]``, those of ``each`` put together.
+
+    One array ``[B, H, each * count, D]`` for ``each`` of them. None: no kernel does it here, or for so many.
+    """
+    kernels = offered()
+    if kernels is None or target() != "cuda" or each > kernels.ARRAYS:
+        return None
+    found: list[mx.array] = kernels.gathered("cuda", arrays, each, first, count)
+    return found
+
+
 def turned(
     keys: mx.array, steps: mx.array, turns: Callable[[], Turns], *, whole: bool = False
 ) -> mx.array | None:

@@ -2,6 +2,7 @@
 
 from vqx_kernels.attention import Asked, Layers, Rule, Step, fits, gained, mass, step
 from vqx_kernels.bodies import Method
+from vqx_kernels.gathering import ARRAYS, gathered
 from vqx_kernels.keys import expected, spared
 from vqx_kernels.prompts import prompt_mass
 from vqx_kernels.replaying import Replayed, Tile, replayed
@@ -12,6 +13,7 @@ from vqx_kernels.tensor import serves
 from vqx_kernels.turning import Turns, turned
 
 __all__ = [
+    "ARRAYS",
     "Asked",
     "Guard",
     "Layers",
@@ -29,6 +31,7 @@ __all__ = [
     "expected",
     "fits",
     "gained",
+    "gathered",
     "kept",
     "mass",
     "prompt_mass",

@@ -45,6 +45,7 @@ FRAGMENTS = {
     "expected": Fragment(("keys", "mean", "covariance", "sizes"), ("expected",)),
     "repeats": Fragment(("keys", "position", "sizes", "factors"), ("newest", "product")),
     "turned": Fragment(("keys", "slots", "steps", "sizes", "channels", "near", "far"), ("turned",)),
+    "gathered": Fragment(("sizes",), ("gathered",)),
     "spared": Fragment(("newest", "product", "sizes"), ("spared",)),
     "replayed": Fragment(
         ("products", "places", "sizes", "counts", "factors", "shares", "sinks"),
@@ -165,6 +166,11 @@ def compose(
             asks = (*(f"{array}_{i}" for array in STRIDED for i in range(layers)), *asks[2:])
             text = _of_layers(text, layers)
         text = text.replace("TOP\n", _text("top.vqx")).replace("FUSED\n", _text("fused.vqx"))
+        if name == "gathered":
+            asks = (*(f"rows_{i}" for i in range(layers)), *asks)
+            text = text.replace(
+                "FROM\n", "".join(f"case {i}: from = rows_{i}; break;\n" for i in range(layers))
+            )
         if name in ("tops", "columns"):
             asks += tuple(read for read in method.reads if read in method.adjust)
         if name == "replayed":

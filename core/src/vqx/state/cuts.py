@@ -11,7 +11,7 @@ import numpy as np
 
 from vqx import kernels
 from vqx.scorers import Arrivals, Scorer
-from vqx.state.layer import Ahead, Layer, Plan, Seen
+from vqx.state.layer import Ahead, Layer, Plan, Seen, Waiting
 from vqx.state.positions import STEPS, closed_up_to, statistics
 from vqx.state.rows import apart
 from vqx.state.seats import Decision, as_they_are
@@ -46,7 +46,7 @@ def cut(
     if dressed is None:
         return None
     waits = [layer.waiting for layer in layers if layer.waiting is not None and scorer.reads_queries]
-    queries = [waiting.joined for waiting in waits]
+    queries = _joined(waits)
     count, number, n = queries[0].shape[2] if queries else 1, len(layers), first.rows.length
     stay = kernels.kept_together(
         plan.method,
@@ -67,8 +67,13 @@ def cut(
         stay = closed_up_to(stay, dressed.position, dressed.columns[STEPS])
     slots, position = mx.split(stay.slots, number), mx.split(stay.position, number)
     columns = {name: mx.split(column, number) for name, column in stay.columns.items()}
-    found = []
-    for place, layer in enumerate(layers):
+    found, held = [], [layer.rows for layer in layers]
+    late = zip(
+        _late([rows.keys for rows in held], keep, n),
+        _late([rows.values for rows in held], keep, n),
+        strict=True,
+    )
+    for place, (layer, last) in enumerate(zip(layers, late, strict=True)):
         left, rows = layer._replace(waiting=None), layer.rows
         if waits and scorer.window:
             batch, heads = rows.keys.shape[:2]
@@ -76,9 +81,23 @@ def cut(
             origin = np.array([[n - 1]], np.int32) if plan.compact else None
             left = left._replace(seen=Seen(latest, waits[place].scale, origin=origin))
         own = {name: column[place] for name, column in columns.items()}
-        late = [apart(buffer, keep, n) for buffer in (rows.keys, rows.values)]
-        found.append(Ahead(left, kernels.Kept(slots[place], position[place], own), late))
+        found.append(Ahead(left, kernels.Kept(slots[place], position[place], own), last))
     return found
+
+
+def _joined(waits: Sequence[Waiting]) -> list[mx.array]:
+    """The queries of each layer, ``[B, H * G, S, D]``."""
+    count = len(waits[0].queries) if waits else 0
+    found = None
+    if count > 1:
+        found = kernels.gathered([query for waiting in waits for query in waiting.queries], count, 0, 1)
+    return [waiting.joined for waiting in waits] if found is None else found
+
+
+def _late(buffers: Sequence[mx.array], first: int, end: int) -> list[mx.array]:
+    """A copy of the rows from ``first`` to ``end`` of each."""
+    found = kernels.gathered(buffers, 1, first, end - first)
+    return [apart(buffer, first, end) for buffer in buffers] if found is None else found
 
 
 class _Shaped(NamedTuple):

@@ -1,0 +1,48 @@
+"""Rows of many arrays in one, by one launch: a GPU's host takes longer to ask for each than to copy all."""
+
+import functools
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from vqx_kernels.bodies import compose
+from vqx_kernels.kernel import Run, prepared
+
+ARRAYS = 256
+"""Arrays of a launch at most: their addresses take half of what a kernel of CUDA's may be handed."""
+
+
+def gathered(target: str, arrays: Sequence[mx.array], each: int, first: int, count: int) -> list[mx.array]:
+    """Rows ``first`` to ``first + count`` of arrays ``[B, H, N, D]``, those of ``each`` one after the other.
+
+    As ``mx.concatenate`` of so many, at most 256, along the third axis: ``[B, H, each * count, D]``.
+    """
+    batch, heads, rows, width = arrays[0].shape
+    dtype, at = arrays[0].dtype, _places(rows, first, count)
+    found: list[mx.array] = []
+    most = ARRAYS // each * each
+    for begin in range(0, len(arrays), most):
+        some = arrays[begin : begin + most]
+        launch = _launch(target, dtype, len(some), each, (batch, heads, count, width))
+        found += mx.split(launch([*some, at])[0], len(some) // each)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _places(rows: int, first: int, count: int) -> mx.array:
+    return mx.array([rows, first, count], mx.int32)
+
+
+@functools.lru_cache(maxsize=64)
+def _launch(target: str, dtype: mx.Dtype, number: int, each: int, shape: tuple[int, int, int, int]) -> Run:
+    batch, heads, count, width = shape
+    lanes = batch * heads
+    return prepared(
+        target,
+        compose(("gathered",), layers=number),
+        (*[dtype] * number, mx.int32),
+        (("D", width), ("LANES", lanes), ("EACH", each)),
+        rows=lanes,
+        parts=number,
+        outputs=(((number // each * batch, heads, each * count, width), dtype),),
+    )
