@@ -96,7 +96,7 @@ def caught(work: Work, target: str = "metal") -> list[str]:
 FAULTS = {
     "a block sum without its first barrier": Fault("gpu.h", "scratch[warp] = v;\n  VQX_BARRIER();\n  v = scratch[0];\n  for (int w = 1; w < VQX_WARPS; w++) v = v + scratch[w];", "scratch[warp] = v;\n  v = scratch[0];\n  for (int w = 1; w < VQX_WARPS; w++) v = v + scratch[w];"),
     "a block maximum whose scratch is used again at once": Fault("gpu.h", "v = vqx_max(v, scratch[w]);\n  VQX_BARRIER();", "v = vqx_max(v, scratch[w]);"),
-    "queries read before all are there": Fault("logits.vqx", "    VQX_BARRIER();\n    VQX_DOTS", "    VQX_DOTS"),
+    "queries read before all are there": Fault("logits.vqx", "    VQX_BARRIER();\n    VQX_EACH_KEY", "    VQX_EACH_KEY"),
     "queries overwritten while others read them": Fault("logits.vqx", "    VQX_BARRIER_ALL();\n  }", "  }"),
     "weights read before their sums are there": Fault("tops.vqx", "VQX_BARRIER_ALL();", ""),
     "the newest of equals goes": Fault("arithmetic.h", "ap < bp", "ap > bp"),
@@ -141,8 +141,8 @@ FAULTS = {
 OF_TOKENS = {name for name, fault in FAULTS.items() if fault.file == "replayed.vqx"}
 
 OF_CUDA = {
-    "a piece of keys that is overwritten too early": Fault("staged.h", "    VQX_BARRIER();\n  }\n  const bool odd", "  }\n  const bool odd"),
-    "a piece of keys that is not waited for": Fault("staged.h", "VQX_AWAIT(1);\n    VQX_BARRIER();", "VQX_AWAIT(1);"),
+    "a piece of keys that is overwritten too early": Fault("staged.h", "    VQX_BARRIER();\n    if (D > 2", "    if (D > 2"),
+    "a piece of keys that stands in the other half": Fault("staged.h", "stages + from / piece % 2", "stages + (from / piece + 1) % 2"),
     "the products of a neighbour's key": Fault("staged.h", "(odd ? each[3] : each[2])", "(odd ? each[2] : each[3])"),
 }  # fmt: skip
 

@@ -27,8 +27,8 @@ IN_A_PIECE = 64
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 AT_ONCE = 8
 """Queries that a thread holds at a time, at most."""
-ON_CUDA = 7
-"""The same there: with one more, a multiprocessor has registers for half as many blocks."""
+ON_CUDA = 6
+"""The same there: with more, a multiprocessor has registers for one block alone."""
 
 
 class Asked(NamedTuple):

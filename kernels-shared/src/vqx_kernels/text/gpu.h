@@ -84,6 +84,7 @@ VQX_FN void vqx_dots(VQX_THREAD float* dots, const VQX_DEV T* key, vqx_i64 strid
 #define VQX_KEY (int(vqx_tid) / 8)
 #define VQX_LANE (int(vqx_tid) & 7)
 #define VQX_DOTS(dots) float dots[QB]
+#define VQX_BEGIN(first, last, keys, across, along)
 #define VQX_EACH_KEY(i, first, last, dots, keys, across, along, asked) \
   for (int vqx_b = (first); vqx_b < (last); vqx_b += VQX_KEYS) \
     for (int i = vqx_min(vqx_b + VQX_KEY, (last) - 1), vqx_once = (vqx_dots<QB, D>(dots, (keys) + i * (across), along, asked, VQX_LANE), 1); vqx_once; vqx_once = 0)

@@ -53,6 +53,7 @@ VQX_FN void vqx_dots(float* dots, const T* keys, int count, vqx_i64 across, vqx_
 #define VQX_KEY 0
 #define VQX_LANE 0
 #define VQX_DOTS(dots) float vqx_some[VQX_SOME * QB]; const float* dots = vqx_some
+#define VQX_BEGIN(first, last, keys, across, along)
 #define VQX_EACH_KEY(i, first, last, dots, keys, across, along, asked) \
   for (int vqx_b = (first); vqx_b < (last); vqx_b += VQX_SOME) \
     for (int i = (vqx_dots<QB, VQX_SOME>(vqx_some, (keys) + vqx_b * (across), (last) - vqx_b, across, along, asked, D), vqx_b); \

@@ -14,6 +14,13 @@ VQX_FN void vqx_stage(vqx_four* stage, const T* keys, vqx_i64 across, int count,
     if (d < D) vqx_copy(stage + e / 4 * VQX_STRIDE + e % 4, keys + vqx_min(e / 4, count - 1) * across + d);
   }
 }
+template <int D, typename T>
+VQX_FN void vqx_begin(vqx_four* stages, const T* keys, vqx_i64 across, int count) {
+  vqx_stage<D>(stages, keys, across, count, 0);
+  VQX_COPIED();
+  vqx_stage<D>(stages + VQX_THREADS * VQX_STRIDE, keys, across, count, int(64 / sizeof(T)));
+  VQX_COPIED();
+}
 template <int QB, int D, typename T>
 VQX_FN void vqx_products(float* dots, vqx_four* stages, const T* keys, vqx_i64 across, int count, const float* asked) {
   constexpr int piece = 64 / sizeof(T);
@@ -23,16 +30,12 @@ VQX_FN void vqx_products(float* dots, vqx_four* stages, const T* keys, vqx_i64 a
   float sum[4][QB][2];
 #pragma unroll
   for (int e = 0; e < 8 * QB; e++) sum[e / (2 * QB)][e / 2 % QB][e % 2] = 0.0f;
-  vqx_stage<D>(stages, keys, across, count, 0);
   for (int from = 0; from < D; from += piece) {
-    VQX_COPIED();
-    const int at = from / piece % 2;
-    vqx_stage<D>(stages + (1 - at) * VQX_THREADS * VQX_STRIDE, keys, across, count, from + piece);
-    VQX_COPIED();
     VQX_AWAIT(1);
     VQX_BARRIER();
-    const T* tile = (const T*)(stages + (at * VQX_THREADS + row) * VQX_STRIDE) + own;
-#pragma unroll
+    vqx_four* stage = stages + from / piece % 2 * VQX_THREADS * VQX_STRIDE;
+    const T* tile = (const T*)(stage + row * VQX_STRIDE) + own;
+#pragma unroll(QB > 4 ? 1 : 2)  // as far as registers for three blocks a multiprocessor allow
     for (int d = 0; d < piece; d += 8) {
       if (D % piece != 0 && from + d >= D) break;
       vqx_both<T> key[4];
@@ -49,6 +52,8 @@ VQX_FN void vqx_products(float* dots, vqx_four* stages, const T* keys, vqx_i64 a
       }
     }
     VQX_BARRIER();
+    if (D > 2 * piece) vqx_stage<D>(stage, keys, across, count, from + 2 * piece);
+    VQX_COPIED();
   }
   // neighbours first, then lanes 1 and 2 apart, which hand each other half of what they have
   const bool odd = lane & 1;
@@ -64,18 +69,22 @@ VQX_FN void vqx_products(float* dots, vqx_four* stages, const T* keys, vqx_i64 a
   }
 }
 template <int QB, int D, typename T>
-VQX_FN int vqx_key(float* dots, vqx_four* stages, bool staged, const T* keys, int b, int last, vqx_i64 across, vqx_i64 along, const float* asked, int place, int lane) {
+VQX_FN int vqx_key(float* dots, vqx_four* stages, bool staged, bool begun, const T* keys, int b, int last, vqx_i64 across, vqx_i64 along, const float* asked, int place, int lane) {
   const int i = vqx_min(b + place, last - 1);
+  if (staged && !begun) vqx_begin<D>(stages, keys + b * across, across, last - b);
   if (staged) vqx_products<QB, D>(dots, stages, keys + b * across, across, last - b, asked);
   else vqx_dots<QB, D>(dots, keys + i * across, along, asked, lane);
   return i;
 }
 #undef VQX_DOTS
+#undef VQX_BEGIN
 #undef VQX_EACH_KEY
 #undef VQX_OWN
 #define VQX_DOTS(dots) float dots[QB]; VQX_SHARED(vqx_four, vqx_stages, VQX_STAGES ? 2 * VQX_THREADS * VQX_STRIDE : 1)
-#define VQX_EACH_KEY(i, first, last, dots, keys, across, along, asked) \
+#define VQX_BEGIN(first, last, keys, across, along) \
   const bool vqx_staged = VQX_STAGES && (along) == 1 && (across) % 8 == 0 && size_t(keys) % 16 == 0; \
+  if (vqx_staged) vqx_begin<D>(vqx_stages, (keys) + (first) * (across), across, (last) - (first))
+#define VQX_EACH_KEY(i, first, last, dots, keys, across, along, asked) \
   for (int vqx_b = (first); vqx_b < (last); vqx_b += vqx_staged ? VQX_THREADS : VQX_KEYS) \
-    for (int i = vqx_key<QB, D>(dots, vqx_stages, vqx_staged, keys, vqx_b, last, across, along, asked, vqx_staged ? VQX_PLACE : VQX_KEY, VQX_LANE), vqx_once = 1; vqx_once; vqx_once = 0)
+    for (int i = vqx_key<QB, D>(dots, vqx_stages, vqx_staged, vqx_b == (first), keys, vqx_b, last, across, along, asked, vqx_staged ? VQX_PLACE : VQX_KEY, VQX_LANE), vqx_once = 1; vqx_once; vqx_once = 0)
 #define VQX_OWN(last) (vqx_staged ? vqx_b + VQX_PLACE < (last) : VQX_LANE == 0 && vqx_b + VQX_KEY < (last))
