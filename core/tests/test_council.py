@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from vqx import EvictingCache, Method, Options, Scorer, accumulated, kernels
-from vqx.state import council, cuts
+from vqx.state import council, cuts, run
 from vqx.state.positions import rotary_of
 from vqx.state.turn import Turn
 from vqx_kernels import probe, verify
@@ -77,7 +77,8 @@ def forward(
         now = slice(cache.tokens_seen, cache.tokens_seen + length)
         queries, keys, values = (array[..., now, :] for array in tokens)
         read = cache.update_and_fetch(keys, values)
-        cache.observe(queries, read[0], 0.25, mask, None)
+        if not cache.goes_on(queries, read[0], None):  # as the attention hook asks
+            cache.observe(queries, read[0], 0.25, mask, None)
         given.append(mx.fast.scaled_dot_product_attention(queries, *read, scale=0.25, mask=mask))
         found += [queries, *read, *cache.loose()]  # as attention reads them
     mx.eval(found, given)
@@ -195,6 +196,28 @@ def test_the_mean_over_heads_is_taken_where_the_row_is_chosen(
         forward(made, text, length)
     assert loops
     assert asked[-len(loops) :] == [verify.LAST] * len(loops)
+
+
+@pytest.mark.parametrize("target", ["host", "reference"])
+def test_turned_keys_held_between_two_cuts_are_those_that_a_token_turns(
+    target: str, stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, found, given = [stream(70, seed=number) for number in range(LAYERS)], [], []
+    monkeypatch.setattr(kernels, "target", lambda: target)
+    for most in (run.TURNED, 0):
+        monkeypatch.setattr(run, "TURNED", most)
+        made = caches(SCORERS["lines of its own"], together=True, interval=6, positions="compact")
+        shapes = []
+        for length in (20, *[1] * 40):
+            given.append(forward(made, text, length))
+            under_way = made[0]._run
+            shapes.append(isinstance(under_way, run.Run) and under_way.turned is not None)
+        assert (sum(shapes) > 20) == bool(most)
+        found.append(held(made))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(given[: len(given) // 2], given[len(given) // 2 :], strict=True):
+        np.testing.assert_array_equal(np.array(mx.array(one)), np.array(mx.array(other)))
 
 
 def test_keys_turned_to_compact_positions_are_held_for_all_layers_up_to_a_bound(
