@@ -10,7 +10,7 @@ import pytest
 from vqx_kernels import attention, probe, verify
 from vqx_kernels.attention import Asked, Rule
 from vqx_kernels.small import Guard
-from vqx_kernels.testing import audited, emulated
+from vqx_kernels.testing import audited, emulated, recorded
 
 
 def drawn(
@@ -67,6 +67,19 @@ def test_keys_have_the_same_bits_however_they_lie() -> None:
             np.array(attention.gained("cuda", asked._replace(keys=each), Rule("nothing")))
             for each in (keys, broad, apart)
         ]
+    assert found[0].any()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+def test_a_block_of_many_keys_has_the_bits_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for enough, blocks in ((2048, 5), (4, 3), (1, 2)):
+        monkeypatch.setattr(attention, "ENOUGH", enough)
+        with recorded() as launches:
+            found.append(np.array(attention.gained("cuda", LONG[0], Rule("nothing"))))
+        grid, block = launches[0][1].grid, launches[0][1].threadgroup
+        assert grid[0] // block[0] == blocks
     assert found[0].any()
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])

@@ -17,7 +17,9 @@ from vqx_kernels.small import Guard, floats, shares, sizes, starts
 WHOLE = 1024
 """Rows up to which a GPU does all in one launch, a block a head; above, logits come from many blocks."""
 SPAN = 256
-"""Keys of a block where there are many."""
+"""Keys of a block where there are many; on CUDA up to four times as many, where there are blocks enough."""
+ENOUGH = 2048
+"""Blocks that keep every multiprocessor of a GPU at work."""
 TOGETHER = 2**16
 """Logits of one head that a block still sums up by itself."""
 MOST = 256
@@ -213,7 +215,9 @@ def _launches(
         "piece_out": ((batch, heads, constants["PIECES"], n), mx.float32),
     }
     found = []
-    for names, span, parts in _parts(target, n, queries, count, then, given, constants["PIECES"]):
+    for names, span, parts in _parts(
+        target, batch * heads, n, queries, count, then, given, constants["PIECES"]
+    ):
         body = compose(names, method, ranks=ranks, columns=method.writes, layers=layers)
         outputs = tuple(shapes[name] for name in body.writes)
         each = tuple(types.get(name, mx.float32) for name in body.reads)
@@ -229,7 +233,7 @@ CHOSEN = {"nothing": (), "choose": ("lowest",), "exchange": ("lowest", "exchange
 
 
 def _parts(
-    target: str, n: int, queries: int, count: int, then: str, given: bool, pieces: int
+    target: str, rows: int, n: int, queries: int, count: int, then: str, given: bool, pieces: int
 ) -> list[tuple[tuple[str, ...], int, int]]:
     """(fragments, span, blocks a row) of each launch; how they are cut changes no bit."""
     chosen = CHOSEN[then]
@@ -238,7 +242,10 @@ def _parts(
         return [(("tops",), 1, count), (("columns",), SPAN, spans * pieces)]
     if target == "host" or n <= WHOLE:
         return [((*ATTENTION, *chosen), 0, 1)]
-    first = [(("logits",), SPAN, spans)]
+    wide = SPAN
+    while target == "cuda" and wide < 4 * SPAN and rows * spans * SPAN >= 2 * wide * ENOUGH:
+        wide *= 2  # what a block does once, it does for more keys
+    first = [(("logits",), wide, -(-n // wide))]
     if n * queries <= TOGETHER:
         return [*first, (("tops", "columns", *chosen), 0, 1)]
     last = [(chosen[:1], 0, 1)] if chosen else []
