@@ -18,7 +18,7 @@ def gathered(target: str, arrays: Sequence[mx.array], each: int, first: int, cou
     As ``mx.concatenate`` of so many, at most 256, along the third axis: ``[B, H, each * count, D]``.
     """
     batch, heads, rows, width = arrays[0].shape
-    dtype, at = arrays[0].dtype, _places(rows, first, count)
+    dtype, at = arrays[0].dtype, _places(rows, first, count, each, batch * heads, width)
     found: list[mx.array] = []
     most = ARRAYS // each * each
     for begin in range(0, len(arrays), most):
@@ -29,20 +29,19 @@ def gathered(target: str, arrays: Sequence[mx.array], each: int, first: int, cou
 
 
 @functools.lru_cache(maxsize=64)
-def _places(rows: int, first: int, count: int) -> mx.array:
-    return mx.array([rows, first, count], mx.int32)
+def _places(*numbers: int) -> mx.array:
+    return mx.array(numbers, mx.int32)
 
 
 @functools.lru_cache(maxsize=64)
 def _launch(target: str, dtype: mx.Dtype, number: int, each: int, shape: tuple[int, int, int, int]) -> Run:
     batch, heads, count, width = shape
-    lanes = batch * heads
     return prepared(
         target,
         compose(("gathered",), layers=number),
         (*[dtype] * number, mx.int32),
-        (("D", width), ("LANES", lanes), ("EACH", each)),
-        rows=lanes,
+        (),
+        rows=batch * heads,
         parts=number,
         outputs=(((number // each * batch, heads, each * count, width), dtype),),
     )
