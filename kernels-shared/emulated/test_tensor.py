@@ -17,9 +17,8 @@ def test_no_order_of_threads_and_no_memory_changes_a_bit() -> None:
     asked, noise, temperature = tensor.drawn(case)
 
     def call(target: str) -> None:
-        prompts.prompt_mass(
-            target, asked, tensor.CASES["tensor cores, fading"].rule, noise=noise, temperature=temperature
-        )
+        rule = tensor.CASES["tensor cores, fading"].rule
+        prompts.prompt_mass(target, asked, rule, noise, temperature, True)
 
     varied = Conditions(order="reverse"), Conditions(order="random", seed=3), Conditions(poison=0)
     report = audited(call, racing=False, targets=("cuda",), under=varied)
@@ -37,11 +36,11 @@ def test_layers_together_have_the_bits_that_each_has_alone() -> None:
     keys = [drawn(9 + number, batch, heads, rows + 5, width) for number in range(layers)]
     place = mx.broadcast_to(mx.arange(rows, dtype=mx.int32), (layers * batch, heads, rows))
     with emulated():
-        both = prompts.prompt_mass("cuda", Layers(queries, keys, place, rows - length, 0.2), Rule(decay=0.9))
+        both = tensor.prompt_mass("cuda", Layers(queries, keys, place, rows - length, 0.2), Rule(decay=0.9))
         mx.eval(both)
         assert both.shape == place.shape
         for number in range(layers):
             query = queries[number].reshape(batch, heads, group, length, width)
             own = slice(number * batch, (number + 1) * batch)
             asked = Asked(query, keys[number][:, :, :rows], place[own], rows - length, 0.2)
-            assert mx.array_equal(both[own], prompts.prompt_mass("cuda", asked, Rule(decay=0.9)))
+            assert mx.array_equal(both[own], tensor.prompt_mass("cuda", asked, Rule(decay=0.9)))

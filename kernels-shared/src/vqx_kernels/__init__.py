@@ -4,12 +4,11 @@ from vqx_kernels.attention import Asked, Layers, Rule, Step, fits, gained, mass,
 from vqx_kernels.bodies import Method
 from vqx_kernels.gathering import ARRAYS, gathered
 from vqx_kernels.keys import expected, spared
-from vqx_kernels.prompts import prompt_mass
 from vqx_kernels.replaying import Replayed, Tile, replayed
 from vqx_kernels.selection import exchanged, kept, survivors, victim
 from vqx_kernels.small import Guard
 from vqx_kernels.targets import Target, choose, choose_at_once, describe, targets
-from vqx_kernels.tensor import serves
+from vqx_kernels.tensor import prompt_mass, serves
 from vqx_kernels.turning import Turns, turned
 
 __all__ = [

@@ -25,18 +25,11 @@ def prompt_mass(
     target: str,
     asked: Asked | Layers,
     rule: Rule,
-    *,
-    noise: mx.array | None = None,
-    temperature: float = 1.0,
+    noise: mx.array | None,
+    temperature: float,
+    groups: bool,
 ) -> mx.array:
-    """The weights of every row, summed over the queries and averaged over the group: ``[B, H, n]`` float32.
-
-    Args:
-        asked: what ``vqx_kernels.serves`` allows; the queries' own rows are the last, in their order.
-        rule: hides nothing, later rows, or a query's own too; ``decay`` as it says.
-        noise: ``[B, H, n]`` float32, added to the logits.
-        temperature: divides the logits after that.
-    """
+    """As ``vqx_kernels.prompt_mass``; by groups of four warps where a device has them (Hopper)."""
     layers, one, arrays = 1, (0, 0), {}
     n, heads = asked.position.shape[2], asked.position.shape[1]
     if isinstance(asked, Layers):
@@ -54,6 +47,7 @@ def prompt_mass(
     constants = {
         "D": width, "H": heads, "G": group, "TN": 128 if width <= 64 else 64 if width <= 128 else 32,
         "HIDE": HIDE[rule.hide], "SINKS": int(asked.sinks is not None), "NOISE": int(noise is not None),
+        "GROUPS": int(groups),
     }  # fmt: skip
     rows, blocks = batch * heads, 3 if width <= 64 else 2 if width <= 128 else 1
     parts = min(PARTS, shared(rows, count, n))
@@ -79,5 +73,5 @@ def prompt_mass(
 
 
 def shared(rows: int, held: int, passing: int) -> int:
-    """Blocks that see a part each of ``passing`` rows of one operand, for the same of ``held`` of the other."""
+    """Blocks that see a part each of ``passing`` rows of one operand, for the same ``held`` of the other."""
     return max(1, min(BLOCKS // (rows * -(-held // TOGETHER)), -(-passing // (4 * TOGETHER))))

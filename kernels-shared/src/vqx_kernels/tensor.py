@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from vqx_kernels import prompts
 from vqx_kernels.attention import Asked, Layers, Rule
-from vqx_kernels.prompts import prompt_mass
 
 ERROR = 1e-4
 """Of a row's mass: as far as it may be from float64."""
@@ -38,10 +38,10 @@ CASES = {
 }
 
 
-def apart(target: str, case: Case) -> float:
+def apart(target: str, case: Case, groups: bool = True) -> float:
     """The greatest relative error of a row's mass."""
     asked, noise, temperature = drawn(case)
-    found = prompt_mass(target, asked, case.rule, noise=noise, temperature=temperature)
+    found = prompts.prompt_mass(target, asked, case.rule, noise, temperature, groups)
     exact = summed(asked, case.rule, noise, temperature)
     return float(np.max(np.abs(np.array(found) - exact) / np.where(exact > 0, exact, 1)))
 
@@ -76,14 +76,44 @@ def summed(asked: Asked, rule: Rule, noise: mx.array | None, temperature: float)
     return np.einsum("bhgsn,s->bhn", powers / total, counts) / group
 
 
-@functools.cache
 def wrong(target: str) -> str:
     """Why no prompt is left to a device's tensor cores, in words; empty where they give what they should."""
-    try:
-        far = apart(target, CASES["tensor cores, bfloat"])
-    except Exception as error:  # whatever a driver or compiler says
-        return f"they do not run: {str(error).splitlines()[0] if str(error) else error!r}"
-    return "" if far <= ERROR else f"they are off by {far:.1e} of a row's mass, where {ERROR:.0e} is allowed"
+    return _tried(target)[1]
+
+
+@functools.cache
+def _tried(target: str) -> tuple[bool, str]:
+    """Whether groups of warps multiply, or warps alone, and what is wrong with either."""
+    why = ""
+    for groups in (True, False):
+        try:
+            far = apart(target, CASES["tensor cores, bfloat"], groups)
+        except Exception as error:  # whatever a driver or compiler says
+            why = f"they do not run: {str(error).splitlines()[0] if str(error) else error!r}"
+        else:
+            if far <= ERROR:
+                return groups, ""
+            why = f"they are off by {far:.1e} of a row's mass, where {ERROR:.0e} is allowed"
+    return False, why
+
+
+def prompt_mass(
+    target: str,
+    asked: Asked | Layers,
+    rule: Rule,
+    *,
+    noise: mx.array | None = None,
+    temperature: float = 1.0,
+) -> mx.array:
+    """The weights of every row, summed over the queries and averaged over the group: ``[B, H, n]`` float32.
+
+    Args:
+        asked: what ``serves`` allows; the queries' own rows are the last, in their order.
+        rule: hides nothing, later rows, or a query's own too; ``decay`` as it says.
+        noise: ``[B, H, n]`` float32, added to the logits.
+        temperature: divides the logits after that.
+    """
+    return prompts.prompt_mass(target, asked, rule, noise, temperature, _tried(target)[0])
 
 
 def serves(target: str, asked: Asked | Layers) -> bool:

@@ -1,12 +1,16 @@
-// Products of 16-bit numbers on CUDA's tensor cores, summed in float32, for a prompt's many queries. A warp's piece is
-// 16 rows of one operand times 8 of the other: rows of both are D numbers long, and a row of the result is shared by
-// the four threads of a quad. What is awaited comes by copies that go on beside the products.
-// A thread multiplies the numbers 4 * (lane % 4) to + 3 of each 16, of both operands: a sum minds no order.
-#define VQX_WIDTH (D / 2 | 8)  // words of a row in shared memory: an odd number of eights, so that of 4 rows none meet
-#define VQX_PIECES 2  // 8 columns each that a warp multiplies at once: few, for many warps at a time to have registers
+// Products of 16-bit numbers on CUDA's tensor cores, summed in float32, for a prompt's many queries. A warp holds 16 rows
+// of one operand, D numbers long, and takes VQX_LOT of the other at a time from a tile in shared memory; a row of the
+// result is shared by the four threads of a quad. Tiles come by copies that go on beside the products.
+#define VQX_LOT (TN < 64 ? TN : 64)
 #define VQX_PARTS 4  // of what a query sees, at most
+// Where a tile has word w of row c: panels of as many numbers of every row as make 128, 64 or 32 bytes, in each of them
+// pieces of 16 bytes in an order that changes from row to row, so that what is read at once meets in no bank.
+#define VQX_PANEL (D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16)
+#define VQX_PLACE(c, w) ((w) / (VQX_PANEL / 2) * (TN * VQX_PANEL / 2) + (c) * (VQX_PANEL / 2) \
+  + (((w) % (VQX_PANEL / 2) / 4) ^ ((c) * VQX_PANEL / 64 % (VQX_PANEL / 8))) * 4 + (w) % 4)
 struct alignas(8) vqx_two { vqx_u32 word[2]; };
 #ifdef __CUDACC__
+struct alignas(1024) vqx_kilo { vqx_u32 word[256]; };
 // How many blocks at a time a multiprocessor shall have registers for, which MLX does not say.
 #undef __global__
 #define __global__ __attribute__((global)) __launch_bounds__(VQX_THREADS, VQX_BLOCKS)
@@ -29,6 +33,7 @@ VQX_FN vqx_i64 vqx_wide(int a, int b) {  // one instruction, where a compiler ma
   return c;
 }
 #else  // an emulated warp
+struct alignas(16) vqx_kilo { vqx_u32 word[256]; };
 VQX_FN vqx_i64 vqx_wide(int a, int b) { return vqx_i64(a) * b; }
 template <typename T> VQX_FN void vqx_mma(T, float* d, const vqx_u32* a, const vqx_u32* b) { msl_mma<T>(d, a, b); }
 VQX_FN float vqx_power(float x) { return __builtin_exp2f(x); }
@@ -46,24 +51,24 @@ VQX_FN void vqx_bring(vqx_u32* tile, const T* array, At at, int first, int last,
     constexpr int wide = D / 8;
     constexpr int rows = VQX_THREADS / wide;
     const int d = int(threadIdx.x) % wide;
-#pragma unroll
+#pragma unroll 2
     for (int b = 0; b < TN; b += rows) {
       const int c = b + int(threadIdx.x) / wide;
       if ((VQX_THREADS % wide == 0 || c < b + rows) && (TN % rows == 0 || c < TN))
-        vqx_copy((vqx_four*)(tile + c * VQX_WIDTH + d * 4), array + at(vqx_min(first + c, last - 1)) + d * 8);
+        vqx_copy((vqx_four*)(tile + VQX_PLACE(c, d * 4)), array + at(vqx_min(first + c, last - 1)) + d * 8);
     }
   } else {
 #pragma unroll 1
     for (int e = int(threadIdx.x); e < TN * (D / 2); e += VQX_THREADS)
-      tile[e / (D / 2) * VQX_WIDTH + e % (D / 2)] = vqx_pair(array + at(vqx_min(first + e / (D / 2), last - 1)) + e % (D / 2) * 2 * along, along);
+      tile[VQX_PLACE(e / (D / 2), e % (D / 2))] = vqx_pair(array + at(vqx_min(first + e / (D / 2), last - 1)) + e % (D / 2) * 2 * along, along);
   }
 }
 // Whether rows of D numbers can be copied 16 bytes at a time.
 template <typename T> VQX_FN bool vqx_aligned(const T* array, vqx_i64 a, vqx_i64 b, vqx_i64 along) {
   return along == 1 && (a | b) % 8 == 0 && size_t(array) % 16 == 0;
 }
-// A thread's part of a block's 128 rows from `first` on, brought through a tile: of the 16-row piece m of its warp's 32,
-// 16 numbers at a time, four words.
+// A thread's part of a block's 128 rows from `first` on, 16 of them its warp's, brought through a tile: of 16 numbers at a
+// time four words.
 template <int D, int TN, typename T, typename At>
 VQX_FN void vqx_take(vqx_u32* own, vqx_u32* tile, const T* array, At at, int first, int last, vqx_i64 along, bool aligned) {
   const int lane = int(threadIdx.x) % 32;
@@ -74,37 +79,56 @@ VQX_FN void vqx_take(vqx_u32* own, vqx_u32* tile, const T* array, At at, int fir
     VQX_COPIED();
     VQX_AWAIT(0);
     VQX_BARRIER();
-    const int row = int(threadIdx.x) / 32 % 4 * 32 - begin;
+    const int row = int(threadIdx.x) / 32 * 16 - begin;
     if (row >= 0 && row < TN) {
 #pragma unroll
-      for (int e = 0; e < D / 4; e++) {
-        const int at = (row + e % 4 * 8 + lane / 4) * VQX_WIDTH + e / 4 * 8 + lane % 4 * 2;
-        const vqx_two two = *(const vqx_two*)(tile + at);
-        own[(e % 4 / 2 * (D / 16) + e / 4) * 4 + e % 2] = two.word[0];
-        own[(e % 4 / 2 * (D / 16) + e / 4) * 4 + e % 2 + 2] = two.word[1];
-      }
+      for (int e = 0; e < D / 4; e++) own[e] = tile[VQX_PLACE(row + e % 2 * 8 + lane / 4, e / 4 * 8 + e % 4 / 2 * 4 + lane % 4)];
     }
   }
 }
-// A warp's 32 rows times columns of a tile, 8 * VQX_PIECES at a time; `use` takes a thread's products: of row
-// 16 * m + 8 * h + lane / 4 and column c + 8 * o + 2 * (lane % 4) + j the one at [m][o][2 * h + j].
-template <int D, typename T, typename Use>
-VQX_FN void vqx_through(const vqx_u32* own, const vqx_u32* tile, int first, int last, int lane, Use use) {
-#pragma unroll 1
-  for (int c = first; c < last; c += 8 * VQX_PIECES) {
-    float dots[2][VQX_PIECES][4];
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// What a thread wrote, to be seen by Hopper's groups of four warps after a barrier.
+#define VQX_SHOWN() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
+#define VQX_EIGHT(a, b) "+f"(a[0]), "+f"(a[1]), "+f"(a[2]), "+f"(a[3]), "+f"(b[0]), "+f"(b[1]), "+f"(b[2]), "+f"(b[3])
+#define VQX_ALL(d) VQX_EIGHT(d[0], d[1]), VQX_EIGHT(d[2], d[3]), VQX_EIGHT(d[4], d[5]), VQX_EIGHT(d[6], d[7])
+#define VQX_GROUP_MMA(T, type) VQX_FN void vqx_group_mma(T, float (*d)[4], const vqx_u32* a, unsigned long long b, int more) { \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, " \
+    "%25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 0; }" \
+    : VQX_ALL(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more)); }
+VQX_GROUP_MMA(__half, "f16")
+VQX_GROUP_MMA(__nv_bfloat16, "bf16")
+// Multiplies as below, by such a group: the hardware reads panels of 128 bytes by itself, in the order that they have.
+template <int D, int TN, typename T> VQX_FN void vqx_group_multiply(float (*d)[4], const vqx_u32* own, const vqx_u32* tile, int c) {
+  const vqx_u32 at = vqx_u32(__cvta_generic_to_shared(tile + c * 32));
+  const unsigned long long what = 1ull << 62 | 64ull << 32 | 1ull << 16 | at >> 4;  // 1,024 bytes from 8 rows to the next
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int e = 0; e < 8 * VQX_PIECES; e++) dots[e / (4 * VQX_PIECES)][e / 4 % VQX_PIECES][e % 4] = 0.0f;
+  for (int k = 0; k < D / 16; k++)
+    vqx_group_mma(T(), d, own + k * 4, what + (k / 4 * (TN * 8) + k % 4 * 2), k > 0);
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : VQX_ALL(d) :: "memory");
+}
+#else
+#define VQX_SHOWN() ((void)0)
+#endif
+// A warp's 16 rows times rows c to c + VQX_LOT of a tile: of row 8 * h + lane / 4 and column 8 * o + 2 * (lane % 4) + j
+// the product stands at dots[o][2 * h + j].
+template <int D, int TN, bool GROUPS, typename T>
+VQX_FN void vqx_multiply(float (*dots)[4], const vqx_u32* own, const vqx_u32* tile, int c, int lane) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if constexpr (GROUPS && VQX_LOT == 64 && VQX_PANEL == 64) return vqx_group_multiply<D, TN, T>(dots, own, tile, c);
+#endif
 #pragma unroll
-    for (int k = 0; k < D / 16; k++)
+  for (int e = 0; e < VQX_LOT / 2; e++) dots[e / 4][e % 4] = 0.0f;
 #pragma unroll
-      for (int o = 0; o < VQX_PIECES; o++) {
-        const vqx_two both = *(const vqx_two*)(tile + (c + o * 8 + lane / 4) * VQX_WIDTH + k * 8 + lane % 4 * 2);
-        vqx_mma(T(), dots[0][o], own + k * 4, both.word);
-        vqx_mma(T(), dots[1][o], own + (D / 16 + k) * 4, both.word);
-      }
-    use(dots, c);
-  }
+  for (int k = 0; k < D / 16; k++)
+#pragma unroll
+    for (int o = 0; o < VQX_LOT / 8; o++) {
+      const int row = c + o * 8 + lane / 4;
+      const vqx_u32 both[2] = {tile[VQX_PLACE(row, k * 8 + lane % 4)], tile[VQX_PLACE(row, k * 8 + 4 + lane % 4)]};
+      vqx_mma(T(), dots[o], own + k * 4, both);
+    }
 }
 // The first row that the query number s does not see: rows stand in their order, the queries' own last.
 #define VQX_SEES(s) (HIDE == 0 ? n : HIDE == 1 ? n - S + (s) + 1 : (n - S + (s) < 1 ? 1 : n - S + (s)))
