@@ -198,6 +198,29 @@ def test_the_mean_over_heads_is_taken_where_the_row_is_chosen(
     assert asked[-len(loops) :] == [verify.LAST] * len(loops)
 
 
+def test_one_launch_turns_the_keys_of_all_layers_as_one_for_each_does(
+    loops: list[Any], stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, found, given, asked = [stream(70, seed=number) for number in range(LAYERS)], [], [], []
+    for name in ("turned", "turned_together"):
+        usual = getattr(kernels, name)
+        counted = lambda *of, usual=usual, name=name, **how: asked.append(name) or usual(*of, **how)  # noqa: E731
+        monkeypatch.setattr(kernels, name, counted)
+    for together in (True, False):
+        if not together:
+            monkeypatch.setattr(kernels, "turned_together", lambda *_: None)
+        made = caches(SCORERS["lines of its own"], together=True, positions="compact")
+        given.append([forward(made, text, length) for length in (20, *[1] * 30)])
+        found.append(held(made))
+        each, at_once = asked.count("turned"), asked.count("turned_together")
+        assert (each <= 2 * LAYERS and at_once >= 25) if together else each >= 25 * LAYERS
+        asked.clear()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(*given, strict=True):
+        np.testing.assert_array_equal(np.array(mx.array(one)), np.array(mx.array(other)))
+
+
 @pytest.mark.parametrize("target", ["host", "reference"])
 def test_turned_keys_held_between_two_cuts_are_those_that_a_token_turns(
     target: str, stream: Any, monkeypatch: pytest.MonkeyPatch
@@ -275,7 +298,7 @@ def test_tensor_cores_sum_up_what_a_cut_asks_and_no_logits_are_written(
     for number in range(LAYERS):
         tokens = stream(70, seed=number)
         text.append([mx.concatenate([one, one], axis=-1).astype(mx.float16) for one in tokens])
-    monkeypatch.setattr(vqx_kernels.tensor, "wrong", lambda _: "")
+    monkeypatch.setattr(vqx_kernels.tensor, "_tried", lambda _: (True, ""))
     monkeypatch.setattr(cuts, "AT_ONCE", 500)
     for target, together in (("cuda", True), ("cuda", False), ("reference", False)):
         monkeypatch.setattr(kernels, "target", partial(str, target))

@@ -15,7 +15,9 @@ from mlx_lm.models import base, llama
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 from vqx import EvictingCache, UnknownMethod, attach, detach, make_cache
 from vqx.host.layers import attention_of
+from vqx.host.rotaries import _likewise
 from vqx.host.watching import watch_attention
+from vqx.state.positions import rotary_of
 from vqx.state.rows import filled
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -479,6 +481,15 @@ def test_several_turns_stay_bounded(tiny_llama: Callable[..., nn.Module]) -> Non
         assert {cache.tokens_kept for cache in caches} == {24}
         assert all(cache.kept_bytes == 24 * 2 * 2 * 16 * 4 for cache in caches)
     assert {cache.tokens_seen for cache in caches} == {95 + 36}
+
+
+def test_layers_whose_modules_turn_alike_share_one(tiny_llama: Callable[..., nn.Module]) -> None:
+    caches = make_cache(tiny_llama(), "toy", budget=8, positions="compact")
+    assert len(caches) > 1
+    assert len({id(cache.plan.rotary) for cache in caches}) == 1
+    one, other, scaled = (rotary_of(nn.RoPE(8, base=base), 8) for base in (1e4, 1e4, 1.001e4))
+    assert _likewise(one, other)
+    assert not _likewise(one, scaled)
 
 
 def test_keys_that_the_model_does_not_turn_are_not_turned_for_compact_positions() -> None:

@@ -48,7 +48,7 @@ def no_kernels() -> None:
     for module in modules:
         vars(module)["prepared"] = prepared
     vars(targets)["_choose"] = lambda *_: there
-    vars(tensor)["wrong"] = lambda _: ""
+    vars(tensor)["_tried"] = lambda _: (True, "")
 
 
 def drawn(length: int) -> list[mx.array]:

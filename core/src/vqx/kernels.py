@@ -466,6 +466,18 @@ def turned(
     return found
 
 
+def turned_together(
+    keys: Sequence[mx.array], steps: mx.array, turns: Callable[[], Turns]
+) -> list[mx.array] | None:
+    """The same for layers made alike, L arrays ``[B, H, capacity, D]`` and steps ``[L * B, H, n]``."""
+    where = target()
+    kernels = _of_keys(keys[0], where)
+    if kernels is None:
+        return None
+    found: list[mx.array] = kernels.turned_together(where, keys, steps, kernels.Turns(*turns()))
+    return found
+
+
 def expected(keys: mx.array, mean: mx.array, covariance: mx.array) -> mx.array | None:
     """As ``vqx.expectation.expected_logits``; None: the host's loops, which serve it, do not run here."""
     if target() != "host":  # on an H200, in groups of 4: 1.4 to 1.0 times at D = 64, 0.7 at D = 128

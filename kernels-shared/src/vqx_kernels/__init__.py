@@ -9,7 +9,7 @@ from vqx_kernels.selection import exchanged, kept, survivors, victim
 from vqx_kernels.small import Guard
 from vqx_kernels.targets import Target, choose, choose_at_once, describe, targets
 from vqx_kernels.tensor import prompt_mass, serves
-from vqx_kernels.turning import Turns, turned
+from vqx_kernels.turning import Turns, turned, turned_together
 
 __all__ = [
     "ARRAYS",
@@ -41,5 +41,6 @@ __all__ = [
     "survivors",
     "targets",
     "turned",
+    "turned_together",
     "victim",
 ]

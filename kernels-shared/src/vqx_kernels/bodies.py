@@ -166,6 +166,10 @@ def compose(
             asks = (*(f"{array}_{i}" for array in STRIDED for i in range(layers)), *asks[2:])
             text = _of_layers(text, layers)
         text = text.replace("TOP\n", _text("top.vqx")).replace("FUSED\n", _text("fused.vqx"))
+        if name == "turned" and layers > 1:
+            asks = (*(f"keys_{i}" for i in range(layers)), *asks[1:])
+            gives = tuple(f"turned_{i}" for i in range(layers))
+            text = _of_layers(text, layers, ("keys", "turned"))
         if name == "gathered":
             asks = (*(f"rows_{i}" for i in range(layers)), *asks)
             text = text.replace(
@@ -220,23 +224,25 @@ def _read_ahead(text: str, columns: tuple[str, ...] = ()) -> str:
     return text.replace("HELD\n", "".join(f"vqx_{c}[u] = {c}[at];\n" for c in held))
 
 
-def _of_layers(text: str, layers: int) -> str:
-    """Logits of several layers, whose arrays lie row by row; sizes[6]: rows of one layer."""
+def _of_layers(text: str, layers: int, arrays: tuple[str, ...] = STRIDED) -> str:
+    """A text for several layers, whose arrays lie row by row; sizes[6]: rows of one layer."""
 
     def own(array: str) -> str:
         last = f"{array}_{layers - 1}"
         each = "".join(f"vqx_layer == {i} ? {array}_{i} : " for i in range(layers - 1))
-        return f"const VQX_DEV auto* {array} = {each}{last};\n"
+        return f"{'' if array == 'turned' else 'const '}VQX_DEV auto* {array} = {each}{last};\n"
 
-    strides = (
-        "const vqx_i64 vqx_each = sizes[5] * D;\n"
-        "const vqx_i64 queries_strides[5] = {H * G * vqx_each, G * vqx_each, vqx_each, D, 1};\n"
-        "const vqx_i64 keys_strides[4] = {vqx_i64(H) * sizes[7] * D, vqx_i64(sizes[7]) * D, D, 1};\n"
-    )
+    strides = {
+        "queries": "const vqx_i64 vqx_each = sizes[5] * D;\n"
+        "const vqx_i64 queries_strides[5] = {H * G * vqx_each, G * vqx_each, vqx_each, D, 1};\n",
+        "keys": "const vqx_i64 keys_strides[4] = {vqx_i64(H) * sizes[7] * D, vqx_i64(sizes[7]) * D, D, 1};\n",
+        "turned": "",
+    }
     found = "const int vqx_layer = vqx_row / sizes[6];\n"
     text = text.replace("batch = vqx_row / H;", "batch = vqx_row % sizes[6] / H;")
     text = text.replace("head = vqx_row - batch * H;", "head = vqx_row % H;")
-    return found + "".join(map(own, STRIDED)) + strides + text
+    text = text.replace("to = row;", "to = size_t(vqx_row % sizes[6]) * n;")
+    return found + "".join(map(own, arrays)) + "".join(strides[array] for array in arrays) + text
 
 
 def _over_time(method: Method) -> Method:

@@ -4,6 +4,7 @@ The model's own rotary module says in tables what a turn is; the reference is ``
 """
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -52,20 +53,36 @@ def turned(
     return launch([keys, slots, steps, sizes(n, 0, _NOBODY), *map(flat, turns)])[0]
 
 
+def turned_together(target: str, keys: Sequence[mx.array], steps: mx.array, turns: Turns) -> list[mx.array]:
+    """The same for L layers that are shaped alike, in one launch.
+
+    Args:
+        keys: L arrays ``[B, H, capacity, D]``, of which the first n rows are read.
+        steps: ``[L * B, H, n]`` int32, row by row; as of ``turned``.
+    """
+    (batch, heads, capacity, width), n = keys[0].shape, steps.shape[2]
+    shape = (batch, heads, n, width)
+    launch = _launch(target, keys[0].dtype, shape, turns.channels.size // 2, False, len(keys))
+    places = sizes(n, 0, _NOBODY, 1, batch * heads, capacity)
+    return launch([*keys, steps, steps, places, *map(flat, turns)])
+
+
 _NOBODY = Guard()
 
 
 @functools.lru_cache(maxsize=256)
-def _launch(target: str, dtype: mx.Dtype, shape: tuple[int, ...], pairs: int, gather: bool) -> Run:
+def _launch(
+    target: str, dtype: mx.Dtype, shape: tuple[int, ...], pairs: int, gather: bool, layers: int = 1
+) -> Run:
     """What does it, of the body's arrays in their order: made once, since every layer asks at every token."""
     batch, heads, n, width = shape
-    constants = {"H": heads, "WIDTH": width, "PAIRS": pairs, "GATHER": int(gather), "SPAN": SPAN}
+    constants = {"H": heads, "D": width, "PAIRS": pairs, "GATHER": int(gather), "SPAN": SPAN}
     return prepared(
         target,
-        compose(("turned",)),
-        (dtype, *[mx.int32] * 4, mx.float32, mx.float32),
+        compose(("turned",), layers=layers),
+        (*[dtype] * layers, *[mx.int32] * 4, mx.float32, mx.float32),
         tuple(constants.items()),
-        rows=batch * heads,
+        rows=layers * batch * heads,
         parts=-(-n // SPAN),
-        outputs=((shape, dtype),),
+        outputs=((shape, dtype),) * layers,
     )

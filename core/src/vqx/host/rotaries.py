@@ -52,7 +52,19 @@ def rotaries(model: nn.Module, evicting: list[int], *, compact: bool) -> list[Ro
         alone = _noted(model, evicting, FAR, 0)
         for number in evicting:
             _check_moves(model, number, near[number], far[number], alone[number])
-    return [_rotary(model, number, near[number].keys, far[number].keys) for number in evicting]
+    found: list[Rotary] = []
+    for number in evicting:
+        made = _rotary(model, number, near[number].keys, far[number].keys)
+        found.append(next((other for other in found if _likewise(made, other)), made))
+    return found
+
+
+def _likewise(one: Rotary, other: Rotary) -> bool:
+    """Whether two modules turn alike, bit by bit: layers that share one share its tables."""
+    pairs = zip(
+        (one.scale, one.mirror, *one.turns(2)), (other.scale, other.mirror, *other.turns(2)), strict=True
+    )
+    return all(a.shape == b.shape and mx.array_equal(a, b) for a, b in pairs)
 
 
 def _noted(model: nn.Module, evicting: list[int], offset: int, others: int) -> Notes:

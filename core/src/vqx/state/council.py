@@ -18,7 +18,8 @@ from vqx.state.seats import Decision, Seat, as_they_are
 from vqx.state.settling import in_place
 
 TURNED = 2**28
-"""Bytes of keys turned to compact positions that may be held until all layers have read theirs."""
+"""Bytes of keys turned to compact positions that may be held: all layers' until the last has read its own,
+and all layers' for the next token."""
 
 
 class Council:
@@ -108,13 +109,17 @@ class Council:
             self._apart, self.ahead = True, None
             return False
         slots, columns, steps = [*mx.split(found.slot, len(seats))], {**found.columns}, []
+        placed: list[mx.array] = []
         if STEPS in held.columns:
             slot = found.slot[..., 0]
             moved = steps_over(held.position, held.columns[STEPS], slot)
             columns[STEPS] = mx.put_along_axis(moved, slot, mx.array(0, moved.dtype), axis=2)
             steps = [*mx.split(columns[STEPS], len(seats))]
-        self.ahead = Decision(found.position, columns, slots, end, steps)
-        self.loose = [slots[0], found.position, *columns.values()]
+            rotary = caches[0].plan.rotary
+            if all(cache.plan.rotary is rotary for cache in caches):
+                placed = rotary.placed_together([seat.keys for seat in seats], columns[STEPS], end) or []
+        self.ahead = Decision(found.position, columns, slots, end, steps, dict(enumerate(placed)))
+        self.loose = [slots[0], found.position, *columns.values(), *placed[:1]]
         return True
 
     def _cut(self, caches: Sequence[Any], turned: Sequence[mx.array | None], end: int) -> bool:

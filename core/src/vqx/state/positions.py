@@ -4,7 +4,7 @@ Turning again and again drifts: in bfloat16 by 79 % after 2,048 single steps, ag
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -84,6 +84,10 @@ class Rotary(NamedTuple):
             tables = self.tables(1 << max(most // NEAR, FAR - 1).bit_length())
             found = None if tables is None else _looked_up(tables, keys, steps)
         return self.turn_back(keys, steps) if found is None else found
+
+    def placed_together(self, keys: Sequence[mx.array], steps: mx.array, most: int) -> list[mx.array] | None:
+        """The same for layers made alike, as of ``kernels.turned_together``; None: no kernel does it."""
+        return kernels.turned_together(keys, steps, lambda: self.turns(1 << (most // NEAR).bit_length()))
 
     def averaged(self, start: Any, count: int) -> mx.array:
         """The mean of the turns by ``start`` to ``start + count - 1``, ``[D, D]``: x times this is x turned.

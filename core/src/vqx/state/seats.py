@@ -22,6 +22,8 @@ class Decision(NamedTuple):
     slots: Sequence[mx.array] = ()  # L arrays [B, H, 1, 1]; none where the rows are as they came
     end: int = -1  # the token's position
     steps: Sequence[mx.array] = ()  # L arrays [B, H, n] by which keys are turned to be read, if they are
+    turned: dict[int, mx.array] = {}  # noqa: RUF012
+    """By layer the keys so turned, ``[B, H, n, D]``; each is taken once, to be written in place."""
 
 
 def as_they_are(layers: Sequence[Layer]) -> Decision:
@@ -45,6 +47,7 @@ class Seat(NamedTuple):
     scale: float
     query: mx.array | None  # [B, H * G, 1, D], the latest one shown
     shown: bool  # it is the latest token's
+    turned: mx.array | None = None  # [B, H, n, D], the keys as attention reads them; None: not held
 
     @property
     def kept(self) -> int:
@@ -53,14 +56,20 @@ class Seat(NamedTuple):
 
     def exchanged(self, ahead: Decision, key: mx.array, value: mx.array) -> "Seat":
         """With the token, ``[B, H, 1, D]``, over the row that goes."""
-        council, place, keys, values, rows, end, added, _, scale, query, _ = self
-        slot = ahead.slots[place]
+        council, place, keys, values, rows, end, added, _, scale, query, *_ = self
+        slot, turned = ahead.slots[place], ahead.turned.pop(place, None)
+        if turned is not None:
+            turned = mx.put_along_axis(turned, slot, key, axis=2)
         keys = mx.put_along_axis(keys, slot, key, axis=2)
         values = mx.put_along_axis(values, slot, value, axis=2)
-        return Seat(council, place, keys, values, rows, end + 1, added + 1, ahead, scale, query, False)
+        return Seat(
+            council, place, keys, values, rows, end + 1, added + 1, ahead, scale, query, False, turned
+        )
 
     def filled(self, rotary: Rotary | None) -> tuple[mx.array, mx.array]:
         """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
+        if self.turned is not None:
+            return first(self.turned, self.values, self.rows)
         keys, values = first(self.keys, self.values, self.rows)
         if rotary is not None and self.held.steps:
             keys = rotary.placed(keys, self.held.steps[self.place], self.end, whole=True)
