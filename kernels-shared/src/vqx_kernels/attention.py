@@ -18,6 +18,10 @@ WHOLE = 1024
 """Rows up to which a GPU does all in one launch, a block a head; above, logits come from many blocks."""
 SPAN = 256
 """Keys of a block where there are many; on CUDA up to four times as many, where there are blocks enough."""
+CACHE = 3 * 2**23
+"""Bytes that a GPU's second-level cache surely keeps of what its blocks read."""
+RESIDENT = 512
+"""Blocks that run there at once."""
 ENOUGH = 2048
 """Blocks that keep every multiprocessor of a GPU at work."""
 TOGETHER = 2**16
@@ -200,8 +204,12 @@ def _launches(
         "D": width, "H": heads, "G": group, "QB": -(-queries // turns),
         "FUSE": FUSE[rule.fuse_logits], "HIDE": HIDE[rule.hide], "MAXG": int(rule.group == "max"),
         "MAXS": int(rule.queries == "max"), "SINKS": int(sinks), "ONE": int(length == 1),
-        "PIECES": -(-length // IN_A_PIECE) if given else 1,
+        "PIECES": -(-length // IN_A_PIECE) if given else 1, "TOPS": 1,
     }  # fmt: skip
+    if target != "host" and not rule.fuse_logits:
+        # read twice, the second time from the cache: of as few queries as that takes, of as many as it allows
+        room = CACHE // (4 * n * min(batch * heads, RESIDENT))
+        constants["TOPS"] = min(group, 4 if room >= 4 else max(room // 2 * 2, 1))
     types = dict.fromkeys(("position", "starts", "sizes", "slot"), mx.int32)
     for name, kind in zip(STRIDED, kinds, strict=True):
         types.update(dict.fromkeys((name, *[f"{name}_{i}" for i in range(layers)]), kind))

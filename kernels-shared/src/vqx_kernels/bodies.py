@@ -159,6 +159,7 @@ def compose(
     reads: list[str] = []
     writes: list[str] = []
     texts = []
+    guard = _text("guard.vqx") + ("next[at] = place;\n" if "exchanged" in names else "")
     for name in names:
         asks, gives = FRAGMENTS[name]
         text = _text(f"{name}.vqx")
@@ -188,15 +189,15 @@ def compose(
         if name == "columns":
             asks += method.reads
             gives += tuple(f"{write}_out" for write in method.writes) + (("ranked",) if ranks else ())
-            own = f"float score = gained;\n{method.text}\n" + _text("guard.vqx")
+            own = f"float score = gained;\n{method.text}\n{guard}"
             text = _read_ahead(text.replace("METHOD\n", own if ranks else method.text + "\n"), method.reads)
             text = text.replace("SPANS\n", _text("spans.vqx") if ranks else "")
         if name == "guarded":
             own = "" if method is GAINED else method.text + "\n"
-            text = _read_ahead(text.replace("METHOD\n", own).replace("GUARD\n", _text("guard.vqx")))
+            text = _read_ahead(text.replace("METHOD\n", own).replace("GUARD\n", guard))
             text = text.replace("SPANS\n", _text("spans.vqx"))
         if name == "exchanged":
-            text = _read_ahead(text).replace("COLUMNS\n", "".join(f"{w}_out[at] = 0.0f;\n" for w in columns))
+            text = text.replace("COLUMNS\n", "".join(f"{w}_out[at] = 0.0f;\n" for w in columns))
         if name in ("moved", "packed"):
             asks += tuple(f"{column}_held" for column in columns)
             gives += tuple(f"{column}_kept" for column in columns)
@@ -215,13 +216,20 @@ def compose(
 
 
 def _read_ahead(text: str, columns: tuple[str, ...] = ()) -> str:
-    """What is read at `at`, read of several rows before any is written, as no compiler may do by itself."""
+    """What is read at `at`, read of several rows before any is written, as no compiler may do by itself.
+
+    Small arrays' numbers too are read before.
+    """
+    before, _, text = text.partition("HOLDS\n")
     held = [name for name in (*columns, "position") if re.search(rf"\b{name}\[at\]", text)]
+    small = sorted(set(re.findall(r"\b(sizes|factors)\[(\d+)\]", text)))
     for name in held:
         text = re.sub(rf"\b{name}\[at\]", f"vqx_{name}[u]", text)
-    kinds = {"position": "int"}
-    text = text.replace("HOLDS\n", "".join(f"{kinds.get(c, 'float')} vqx_{c}[many];\n" for c in held))
-    return text.replace("HELD\n", "".join(f"vqx_{c}[u] = {c}[at];\n" for c in held))
+    text = re.sub(r"\b(sizes|factors)\[(\d+)\]", r"vqx_\1_\2", text)
+    kinds = {"position": "int", "sizes": "int"}
+    room = "".join(f"{kinds.get(name, 'float')} vqx_{name}[many];\n" for name in held)
+    room += "".join(f"const {kinds.get(a, 'float')} vqx_{a}_{k} = {a}[{k}];\n" for a, k in small)
+    return before + room + text.replace("HELD\n", "".join(f"vqx_{c}[u] = {c}[at];\n" for c in held))
 
 
 def _of_layers(text: str, layers: int, arrays: tuple[str, ...] = STRIDED) -> str:

@@ -71,6 +71,7 @@ def replayed(
         "H": heads, "G": group, "ONE": int(length == 1), "OBSERVES": int(not window),
         "FUSE": FUSE[rule.fuse_logits], "HIDE": HIDE[rule.hide], "MAXG": int(rule.group == "max"),
         "MAXS": int(rule.queries == "max"), "SINKS": int(tile.sinks is not None), "FACTORS": len(factors[0]),
+        "TOPS": 1 if rule.fuse_logits else min(group, 4),
     }  # fmt: skip
     shape = (batch, heads, n)
     shapes = {

@@ -1,7 +1,6 @@
 // How the attention bodies read: q = g * S + s is a query of one group, or where FUSE is 1 (sum) or 2 (greatest) the
 // logits of the group as one. HIDE: 0 nothing, 1 rows after a query's own, 2 its own too, 3 newer than old.
 #define VQX_Q (FUSE ? S : G * S)
-#define VQX_TOPS (FUSE || G < 2 ? 1 : G < VQX_FEW ? G : VQX_FEW)  // queries that are looked at together
 #define VQX_HIDES(s, i) (HIDE == 1 ? position[size_t(vqx_row) * n + (i)] > start + (s) \
   : HIDE == 2 ? position[size_t(vqx_row) * n + (i)] >= (start + (s) > 1 ? start + (s) : 1) \
   : HIDE == 3 ? position[size_t(vqx_row) * n + (i)] > start + S - 1 - sizes[1] : false)

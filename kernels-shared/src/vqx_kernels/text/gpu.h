@@ -96,7 +96,7 @@ VQX_FN void vqx_dots(VQX_THREAD float* dots, const VQX_DEV T* key, vqx_i64 strid
 #define VQX_BY(many, first, last) for (int vqx_b = (first) + int(vqx_tid), vqx_end = (last); vqx_b < vqx_end; vqx_b += (many) * VQX_THREADS)
 #define VQX_AHEAD(u, i, many) VQX_UNROLL for (int u = 0; u < (many); u++) for (int i = vqx_b + u * VQX_THREADS < vqx_end ? vqx_b + u * VQX_THREADS : vqx_b, vqx_once = 1; vqx_once; vqx_once = 0)
 #define VQX_WITHIN(u, i, many) VQX_UNROLL for (int u = 0; u < (many); u++) for (int i = vqx_b + u * VQX_THREADS, vqx_once = 1; vqx_once && i < vqx_end; vqx_once = 0)
-#define VQX_MANY 8
+#define VQX_MANY 11  // thrice is 8,192 rows and the one that comes
 #define VQX_FEW 4
 #define VQX_UP_TO(many) (many)
 // Of several expressions at once, numbered q.
