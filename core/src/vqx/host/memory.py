@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 
-from vqx.host.layouts import Sizes, in_order, like, multiplies, shared, viewed
+from vqx.host.layouts import Sizes, alike, in_order, like, multiplies, shared, viewed
 
 WIDTH = 20
 """Arrays that the evaluator looks at side by side before it goes down a level (MLX_BFS_MAX_WIDTH)."""
@@ -45,11 +45,23 @@ KERNELS = {"Pad": 2, "Scan": 2, "Scatter": 2, "ScatterAxis": 2, "SliceUpdate": 2
 KERNELS |= {"ArgPartition": 4, "ArgSort": 4, "Concatenate": 3, "Partition": 4, "Sort": 4}
 """What an operation counts that takes a GPU several kernels."""
 
-WRITING, STARTING = 0.2, 15
-"""What it takes to write an operation down and to start an evaluation, where one takes 1 to be asked for."""
+WRITING, STARTING = 5.0, 200.0
+"""Microseconds that it takes a host to write an operation down, and to start an evaluation."""
 
-LAG, CLUSTERED = 5, 128
-"""Of tasks that the evaluator waits for: when they let go of what they read; rows that make one of those."""
+WRITTEN = {"CustomKernel": 150.0}
+"""The same of operations that take longer to write down."""
+
+ASKING, LAUNCHING, RUNNING = 6.0, 5.0, 4.0
+"""Microseconds that a kernel takes: to be asked for, to be handed over with its task, and to run at least."""
+
+SPLIT = 18.0
+"""The first of these for a product of a few rows, which is split into several kernels."""
+
+FREEING, WAITED = 50.0, 310.0
+"""Microseconds until what a finished task read is let go of, and that of one which was waited for."""
+
+CLUSTERED = (128, 256)
+"""Rows and columns from which on a product of float32 takes a kernel whose blocks work in clusters."""
 
 LONG = 1e12
 """A task of a device that is never done before the evaluator waits for it."""
@@ -62,7 +74,7 @@ class Pace(NamedTuple):
     numbers: float  # read, in 2**20
     making: int  # what an operation counts
     viewing: int  # what one counts that only looks at its input in another way
-    products: float = 0.0  # additions and multiplications of the device in the time that one is asked for
+    products: float = 0.0  # additions and multiplications of the device in a microsecond
     moved: float = 0.0  # bytes that it reads and writes in that time; 0: the evaluator is always ahead
     single: float = 1.0  # of those products, the share in float32
     waits: bool = False  # for tasks with such products: their graph is destroyed as soon as it is launched
@@ -74,10 +86,10 @@ def pace() -> Pace:
         return Pace(10, math.inf, 2, 1)
     if mx.metal.is_available():
         return Pace(50, 50, 1, 0)
-    # 12 microseconds an operation, 580 TFLOP/s in half precision and 4.2 TB/s: fitted to an H200's peaks;
-    # by its data sheet float32 has half of that with TF32, which MLX uses unless told otherwise, else 1/15
-    half = os.environ.get("MLX_ENABLE_TF32") != "0"
-    return Pace(100, 1000, 1, 0, 7e9, 5e7, 0.5 if half else 1 / 15, half)
+    # 583 TFLOP/s in half precision and 4.2 TB/s: fitted to an H200's peaks; by its data sheet float32 has
+    # half of that with TF32, which MLX uses unless told otherwise, else 1/15
+    tensor = os.environ.get("MLX_ENABLE_TF32") != "0"
+    return Pace(101, 1000, 1, 0, 583e6, 4.2e6, 0.5 if tensor else 1 / 15, tensor)
 
 
 def under_way() -> int:
@@ -161,7 +173,7 @@ def peak(graph: Graph, held: int = 0, begun: int = 0) -> int:
     walk = _Walk(graph, held)
     tapes = _tapes(graph.operations, [*([end] for end in ends), graph.results])
     for number, tape in enumerate(tapes):
-        walk.write(len(tape), last=number == begun)
+        walk.write(tape, last=number == begun)
         for operation in tape:
             walk.run(operation)
         walk.close()
@@ -169,6 +181,8 @@ def peak(graph: Graph, held: int = 0, begun: int = 0) -> int:
 
 
 def _arguments(part: dict[str, Any]) -> Sequence[Any]:
+    if part["name"] == "CustomKernel":  # the first of its two truths: whether its inputs must stand in order
+        return [one for one in part["arguments"] if isinstance(one, bool)][:1]
     return part["arguments"] if part["name"] in ("AsStrided", "Slice", "Transpose") else ()
 
 
@@ -240,7 +254,8 @@ class _Walk:
         self.pace = pace()
         self.tasks: deque[list[_Buffer]] = deque([[]])
         self.ends: deque[tuple[float, bool]] = deque()  # of closed tasks; whether they count as such
-        self.clock = self.work = 0.0  # in operations asked for
+        self.clock = self.work = 0.0
+        self.done = 0.0  # when the device is done with all closed tasks
         self.counted, self.numbers, self.waits = 0, 0, False
         self.now = self.most = 0
         there = [*graph.constants, *graph.given]
@@ -258,9 +273,9 @@ class _Walk:
         for array in there:
             self._hold(array, self._allocate(array.nbytes), in_order(array.shape))
 
-    def write(self, operations: int, *, last: bool) -> None:
-        """So many operations were written down; with the last ones the arguments are let go of."""
-        self.clock += WRITING * operations
+    def write(self, operations: Sequence[Operation], *, last: bool) -> None:
+        """These operations were written down; with the last ones the arguments are let go of."""
+        self.clock += sum(WRITTEN.get(operation.kind, WRITING) for operation in operations)
         for array in self.kept if last else ():
             self._read(array)
 
@@ -320,12 +335,11 @@ class _Walk:
             if buffer is not over:
                 buffer.users += 1
                 task.append(buffer)
-        if operation.kind == "Matmul":
-            for one in operation.inputs[:2]:
-                if not multiplies(one.shape, one.strides):
-                    task.append(self._allocate(one.nbytes))
-                    task[-1].users = 1
-                    self.counted += 1
+        for one in _copied(operation):
+            task.append(self._allocate(one.nbytes))
+            task[-1].users = 1
+            self.counted += 1
+            self.numbers += one.numbers
         self._count(operation, read, new)
         if self.counted >= self.pace.operations or self.numbers > self.pace.numbers * 2**20:
             self._commit(counts=True)
@@ -336,15 +350,16 @@ class _Walk:
 
     def _commit(self, *, counts: bool) -> None:
         """Close the task; only if it counts, the evaluator waits where too many are under way."""
-        done = max(self.clock, self.ends[-1][0] if self.ends else 0.0) + self.work
+        self.clock += LAUNCHING * self.counted
+        self.done = max(self.clock, self.done) + self.work
         if self.waits:
-            self.clock, done = done, done + LAG
-        self.ends.append((done, counts))
+            self.clock = self.done
+        self.ends.append((self.done + (WAITED if self.waits else FREEING), counts))
         self.tasks.append([])
         self.counted, self.numbers, self.work, self.waits = 0, 0, 0.0, False
 
     def _count(self, operation: Operation, read: list["_Buffer"], new: bool) -> None:
-        """Count what an operation takes of its task."""
+        """Count what an operation takes of its task, and of the device's time."""
         kind, pace = operation.kind, self.pace
         inside = kind in STEPS or 1 == len(read) < len(operation.inputs)  # of one kernel with the next
         if inside or (not new and kind in VIEWS):
@@ -357,10 +372,11 @@ class _Walk:
             counted *= KERNELS.get(kind, 1)
             needed = operation.inputs[1:] if kind in UPDATES and not new else operation.inputs
             self.numbers += sum({id(one.buffer): one.numbers for one in needed}.values())
-            self.work += _work(operation, needed, pace) if pace.moved else LONG
+            self.work += RUNNING * counted + _work(operation, needed, pace) if pace.moved else LONG
             self.waits = self.waits or (pace.waits and _clustered(operation))
         self.counted += counted
-        self.clock += counted
+        split = kind == "Matmul" and 1 < operation.outputs[0].shape[-2] < CLUSTERED[0]
+        self.clock += SPLIT if split else ASKING
 
     def _allocate(self, size: int) -> "_Buffer":
         self.now += size
@@ -382,15 +398,24 @@ class _Walk:
             self.now -= buffer.size
 
 
+def _copied(operation: Operation) -> list[Array]:
+    """What has to stand in another order than it does, and is copied for this operation alone."""
+    if operation.kind == "Matmul":
+        return [one for one in operation.inputs[:2] if not multiplies(one.shape, one.strides)]
+    if operation.kind == "CustomKernel" and any(operation.arguments):
+        return [one for one in operation.inputs if not alike(one.shape, one.strides, in_order(one.shape))]
+    return []
+
+
 def _clustered(operation: Operation) -> bool:
     """Whether it is a product of float32 by a matrix that takes kernels of which blocks work in clusters."""
-    made = operation.outputs[0]
-    matrix = operation.kind == "Matmul" and len(operation.inputs[1].shape) == 2
-    return matrix and made.itemsize == 4 and made.shape[-2] >= CLUSTERED
+    made, (rows, columns) = operation.outputs[0], CLUSTERED
+    matrix = operation.kind == "Matmul" and len(operation.inputs[1].shape) == 2 and made.itemsize == 4
+    return matrix and made.shape[-2] >= rows and made.shape[-1] >= columns
 
 
 def _work(operation: Operation, needed: Sequence[Array], pace: Pace) -> float:
-    """How long the device takes for an operation: as long as the evaluator for so many of them."""
+    """Microseconds that the device takes for an operation."""
     kind, (made, *_) = operation.kind, operation.outputs
     products = 0.0
     if kind in ("Matmul", "QuantizedMatmul"):
