@@ -15,6 +15,7 @@ from mlx_lm.generate import BatchGenerator
 from subjects import caches_of, method
 from vqx import cli
 from vqx.host import forecast, memory
+from vqx.host.pace import TASKS, Pace
 from vqx.host.shapes import SHAPES, config_of, shaped
 from vqx.settings import settings
 from vqx.state import attention, turn
@@ -249,9 +250,9 @@ def test_a_gpu_is_at_most_so_many_operations_behind(monkeypatch: pytest.MonkeyPa
 
     x = mx.zeros((64, 64))
     graph = memory.traced(chain, [x, x])
-    pairs = memory.TASKS * 50
+    pairs = TASKS * 50
     for moved, least, most in ((0.0, pairs, pairs + 100), (1e9, 50, 250)):
-        monkeypatch.setattr(memory, "pace", lambda speed=moved: memory.Pace(100, 1e9, 1, 0, 1e12, speed))
+        monkeypatch.setattr(memory, "pace", lambda speed=moved: Pace(100, 1e9, 1, 0, 1e12, speed))
         assert least <= memory.peak(graph, held=2) / x.nbytes <= most
 
 
@@ -262,7 +263,7 @@ def test_a_gpu_is_further_behind_where_float32_is_slower(monkeypatch: pytest.Mon
         return [x]
 
     def peak(dtype: mx.Dtype, single: float) -> float:
-        monkeypatch.setattr(memory, "pace", lambda: memory.Pace(10, 1e9, 1, 0, 2 * 64**3 / 10, 1e9, single))
+        monkeypatch.setattr(memory, "pace", lambda: Pace(10, 1e9, 1, 0, 2 * 64**3 / 10, 1e9, single))
         x = mx.zeros((64, 64), dtype)
         return memory.peak(memory.traced(chain, [x, x]), held=2) / x.nbytes
 
@@ -287,7 +288,7 @@ def test_a_function_that_begins_early_holds_less_where_the_device_keeps_up(
     whole = graph._replace(results=graph.results[-1:])
 
     def peaks(products: float) -> list[float]:
-        monkeypatch.setattr(memory, "pace", lambda: memory.Pace(1000, 1e9, 1, 0, products, 1e12))
+        monkeypatch.setattr(memory, "pace", lambda: Pace(1000, 1e9, 1, 0, products, 1e12))
         return [memory.peak(each, held=2, begun=len(each.results) - 1) / x.nbytes for each in (graph, whole)]
 
     early, late = peaks(2 * 64**3)  # a product takes a microsecond
@@ -315,7 +316,7 @@ def test_a_gpu_is_waited_for_where_products_of_float32_are_clustered(monkeypatch
         return [x]
 
     def peak(dtype: mx.Dtype, rows: int, columns: int, waits: bool) -> float:
-        monkeypatch.setattr(memory, "pace", lambda: memory.Pace(20, 1e9, 1, 0, 1.0, 1.0, 1.0, waits))
+        monkeypatch.setattr(memory, "pace", lambda: Pace(20, 1e9, 1, 0, 1.0, 1.0, 1.0, waits))
         x, y = mx.zeros((rows, columns), dtype), mx.zeros((columns, columns), dtype)
         return (memory.peak(memory.traced(chain, [x, y]), held=2) - y.nbytes) / x.nbytes
 

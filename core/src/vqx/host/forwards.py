@@ -11,7 +11,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from vqx import kernels
-from vqx.host.memory import peak, traced, under_way
+from vqx.host.memory import peak, traced
+from vqx.host.pace import under_way
 from vqx.state.allotment import Change
 from vqx.state.attention import MOST
 from vqx.state.turn import BEGUN
