@@ -33,8 +33,8 @@ IN_A_PIECE = 64
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 AT_ONCE = 8
 """Queries that a thread holds at a time, at most."""
-ON_CUDA = 6
-"""The same there: with more, a multiprocessor has registers for one block alone."""
+ASKED = 2000
+"""Numbers of them that a block of CUDA has room for beside its keys (``text/staged.h``)."""
 
 
 class Asked(NamedTuple):
@@ -199,7 +199,7 @@ def _launches(
     batch, heads, group, length, width = shape
     queries = group * length
     count = length if rule.fuse_logits else queries
-    turns = -(-queries // (ON_CUDA if target == "cuda" else AT_ONCE))
+    turns = -(-queries // (max(min(AT_ONCE, ASKED // width), 1) if target == "cuda" else AT_ONCE))
     constants = {
         "D": width, "H": heads, "G": group, "QB": -(-queries // turns),
         "FUSE": FUSE[rule.fuse_logits], "HIDE": HIDE[rule.hide], "MAXG": int(rule.group == "max"),

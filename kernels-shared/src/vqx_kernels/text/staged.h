@@ -37,6 +37,7 @@ VQX_FN void vqx_products(float* dots, vqx_four* stages, const T* keys, int acros
   const int lane = int(threadIdx.x) % 32;
   const int row = int(threadIdx.x) / 32 * 32 + lane / 4;
   const int own = lane % 4 * 2;
+  const bool busy = row - lane / 4 < count;  // behind the last key a warp has nothing to do
   float sum[4][QB][2];
 #pragma unroll
   for (int e = 0; e < 8 * QB; e++) sum[e / (2 * QB)][e / 2 % QB][e % 2] = 0.0f;
@@ -46,7 +47,7 @@ VQX_FN void vqx_products(float* dots, vqx_four* stages, const T* keys, int acros
     vqx_four* stage = stages + from / piece % 2 * VQX_THREADS * VQX_STRIDE;
     const T* tile = (const T*)(stage + row * VQX_STRIDE) + own;
 #pragma unroll(QB > 4 ? 1 : 2)  // as far as registers for three blocks a multiprocessor allow
-    for (int d = 0; d < piece; d += 8) {
+    for (int d = 0; d < piece && busy; d += 8) {
       if (D % piece != 0 && from + d >= D) break;
       vqx_both<float> key[4];
 #pragma unroll
