@@ -101,7 +101,7 @@ def test_tensor_cores_write_no_logits_of_a_prompt(
     monkeypatch.setenv("VQX_DEVICE", "reference")
     reference = np.array(asked.mass(**options))
     monkeypatch.setattr(kernels, "target", lambda: "cuda")
-    monkeypatch.setattr(vqx_kernels.tensor, "wrong", lambda _: "")
+    monkeypatch.setattr(vqx_kernels.tensor, "_tried", lambda _: (False, ""))  # in no record
     with testing.recorded() as launches:
         np.testing.assert_allclose(np.array(asked.mass(**options)), reference, rtol=2e-5)
     assert [launch.outputs[0][0] for _, launch in launches] == ["bars", "piece"]
@@ -121,7 +121,7 @@ def test_what_tensor_cores_cannot_take_is_left_to_others(
     asked: Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "target", lambda: "cuda")
-    monkeypatch.setattr(vqx_kernels.tensor, "wrong", lambda _: "")
+    monkeypatch.setattr(vqx_kernels.tensor, "_tried", lambda _: (False, ""))  # in no record
     assert kernels.prompt_mass(asked) is None
 
 
