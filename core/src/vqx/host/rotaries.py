@@ -7,7 +7,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from vqx.host.layers import own_caches, ropes_of
-from vqx.state.positions import Rotary, rotary_of
+from vqx.state.positions import NEAR, Rotary, rotary_of
 
 FAR = 37
 
@@ -61,10 +61,11 @@ def rotaries(model: nn.Module, evicting: list[int], *, compact: bool) -> list[Ro
 
 def _likewise(one: Rotary, other: Rotary) -> bool:
     """Whether two modules turn alike, bit by bit: layers that share one share its tables."""
-    pairs = zip(
-        (one.scale, one.mirror, *one.turns(2)), (other.scale, other.mirror, *other.turns(2)), strict=True
-    )
-    return all(a.shape == b.shape and mx.array_equal(a, b) for a, b in pairs)
+    if one.mirror.shape != other.mirror.shape:
+        return False
+    steps = mx.arange(2 * NEAR, dtype=mx.int32)[None, None]
+    pairs = zip(*((each.scale, each.mirror, each.images(steps)) for each in (one, other)), strict=True)
+    return all(mx.array_equal(a, b) for a, b in pairs)
 
 
 def _noted(model: nn.Module, evicting: list[int], offset: int, others: int) -> Notes:
