@@ -25,6 +25,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import vqx  # noqa: F401  (before MLX: it shows MLX an optimised BLAS)
+
+# isort: split
 import mlx.core as mx
 from compared import ours, repeated
 from compared.ours import Cell
