@@ -149,21 +149,8 @@ def _attend(
     whole: bool = False,
 ) -> dict[str, mx.array]:
     n, numbers = asked.position.shape[2], _numbers((asked.scale, *factors))
-    layers, place = 1, (0, 0)
-    arrays: dict[str, mx.array] = {}
-    shape: tuple[int, ...]
-    if isinstance(asked, Layers):
-        layers = len(asked.keys)
-        queries, keys = asked.queries[0], asked.keys[0]
-        one, heads, capacity, width = keys.shape
-        _, count, length, _ = queries.shape
-        shape, place = (layers * one, heads, count // heads, length, width), (one * heads, capacity)
-        for name, each in (("queries", asked.queries), ("keys", asked.keys)):
-            arrays.update({f"{name}_{i}": array for i, array in enumerate(each)})
-    else:
-        queries, keys = arrays["queries"], arrays["keys"] = asked.queries, asked.keys
-        shape = tuple(queries.shape)
-        length = shape[3]
+    arrays, shape, layers, place = asking(asked)
+    held, length = [*arrays.values()], shape[3]
     arrays["position"] = asked.position
     arrays["starts"] = starts(asked.start, shape[0])
     arrays["sizes"] = sizes(n, rule.old, guard or _UNGUARDED, length, *place)
@@ -173,12 +160,31 @@ def _attend(
     if logits is not None:
         arrays["logits"] = logits
     arrays.update(stats)
-    kinds = queries.dtype, keys.dtype
+    kinds = held[0].dtype, held[-1].dtype
     how = (guard is not None, then, logits is not None, asked.sinks is not None, layers)
     for body, call in _launches(target, shape, n, kinds, rule, method, *how):
         inputs = [arrays[name] for name in body.reads] if whole else laid_out(target, body, arrays)
         arrays.update(zip(body.writes, call(inputs), strict=True))
     return arrays
+
+
+def asking(
+    asked: Asked | Layers,
+) -> tuple[dict[str, mx.array], tuple[int, int, int, int, int], int, tuple[int, int]]:
+    """Queries, then keys, by the names that a body has for them, and how they lie.
+
+    Also the shape ``[B, H, G, S, D]``, how many layers there are, and of several a layer's lanes and room.
+    """
+    if not isinstance(asked, Layers):
+        batch, heads, group, length, width = asked.queries.shape
+        return {"queries": asked.queries, "keys": asked.keys}, (batch, heads, group, length, width), 1, (0, 0)
+    one, heads, capacity, width = asked.keys[0].shape
+    _, count, length, _ = asked.queries[0].shape
+    layers = len(asked.keys)
+    arrays: dict[str, mx.array] = {}
+    for name, each in (("queries", asked.queries), ("keys", asked.keys)):
+        arrays.update({f"{name}_{i}": array for i, array in enumerate(each)})
+    return arrays, (layers * one, heads, count // heads, length, width), layers, (one * heads, capacity)
 
 
 @functools.lru_cache(maxsize=1024)

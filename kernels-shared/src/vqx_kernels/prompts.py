@@ -8,7 +8,7 @@ import math
 
 import mlx.core as mx
 
-from vqx_kernels.attention import HIDE, Asked, Layers, Rule
+from vqx_kernels.attention import HIDE, Asked, Layers, Rule, asking
 from vqx_kernels.bodies import compose
 from vqx_kernels.kernel import run
 from vqx_kernels.small import Guard, floats, shares, sizes
@@ -30,18 +30,8 @@ def prompt_mass(
     groups: bool,
 ) -> mx.array:
     """As ``vqx_kernels.prompt_mass``; by groups of four warps where a device has them (Hopper)."""
-    layers, one, arrays = 1, (0, 0), {}
-    n, heads = asked.position.shape[2], asked.position.shape[1]
-    if isinstance(asked, Layers):
-        layers, (each, _, capacity, _) = len(asked.keys), asked.keys[0].shape
-        batch, one = layers * each, (each * heads, capacity)
-        _, count, length, width = asked.queries[0].shape
-        group = count // heads
-        for name, held in (("queries", asked.queries), ("keys", asked.keys)):
-            arrays.update({f"{name}_{i}": array for i, array in enumerate(held)})
-    else:
-        batch, _, group, length, width = asked.queries.shape
-        arrays = {"queries": asked.queries, "keys": asked.keys}
+    arrays, (batch, heads, group, length, width), layers, place = asking(asked)
+    n = asked.position.shape[2]
     count = group * length
     unit = 1 / (math.log(2) * temperature)
     constants = {
@@ -57,7 +47,7 @@ def prompt_mass(
         "noise": factors if noise is None else noise.astype(mx.float32),
         "sinks": factors if asked.sinks is None else asked.sinks.astype(mx.float32),
         "factors": factors,
-        "sizes": sizes(n, parts, Guard(), length, *one),
+        "sizes": sizes(n, parts, Guard(), length, *place),
         "shares": shares(length, rule.decay, False),
     }
     arrays["bars"] = run(
