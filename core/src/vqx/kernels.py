@@ -255,6 +255,12 @@ def _over_heads(method: Method, stats: Mapping[str, Any], layers: Layers, end: i
     return Chosen(*kernels.exchanged(where, each, layers.position, end, guard, method=kernel.lines))
 
 
+def sightings(position: mx.array, start: Any, length: int, *, itself: bool) -> mx.array:
+    """As of ``vqx.scorers.Attention``, of so many queries one after another from ``start`` on."""
+    first = position if itself else mx.where(position == 0, 0, position + 1)
+    return mx.minimum(start + length - first, length).astype(mx.float32)
+
+
 class Apart(Exception):
     """A score asked for what layers have not together."""
 
@@ -284,8 +290,7 @@ class _Sight:
         return kernels.prompt_mass(target(), asked, rule)
 
     def sightings(self, *, itself: bool = True) -> mx.array:
-        first = self.position if itself else mx.where(self.position == 0, 0, self.position + 1)
-        return mx.minimum(self.start + self.length - first, self.length).astype(mx.float32)
+        return sightings(self.position, self.start, self.length, itself=itself)
 
     def read(self, *_: Any, **__: Any) -> Any:
         raise Apart

@@ -103,9 +103,7 @@ class Block(NamedTuple):
         return total
 
     def sightings(self, *, itself: bool = True) -> mx.array:
-        first = self.position if itself else mx.where(self.position == 0, 0, self.position + 1)
-        seen = mx.minimum(self.start + self.length - first, self.length)
-        return seen.astype(mx.float32)
+        return kernels.sightings(self.position, self.start, self.length, itself=itself)
 
     def weights(self, *, old: int = 0, fuse_logits: Fused | None = None, causal: bool = True) -> mx.array:
         logits, sinks = self._logits(0, self.length), self.sinks
