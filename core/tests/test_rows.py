@@ -84,7 +84,8 @@ def test_no_room_is_made_past_the_most_rows_there_may_be() -> None:
         (1, 16385, True),
         (8, 2049, False),
         (8, 8193, True),
-        (16, 2049, True),
+        (16, 2049, False),
+        (16, 3073, True),
     ],
 )
 def test_on_cuda_much_to_read_is_held_in_whole_steps_and_little_is_not(

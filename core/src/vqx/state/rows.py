@@ -14,8 +14,9 @@ STEP = 256
 """Rows by which a buffer grows while the budget is not reached (as in mlx-lm's KVCache)."""
 
 MUCH = 3 * 2**22
-"""Bytes of keys from which on cuDNN's attention is the faster one, measured on an NVIDIA H200; of several
-sequences twice as many, since a GPU waits longer for what their matrix products ask of its host."""
+"""Bytes of keys from which on cuDNN's attention is the faster one, measured on an NVIDIA H200; of two
+sequences twice as many, of more three times, since a GPU waits for what their matrix products ask of its
+host."""
 
 
 class Rows(NamedTuple):
@@ -106,7 +107,7 @@ def capacity_for(rows: int, keys: mx.array) -> int:
     if not (mx.cuda.is_available() and mx.default_device() == mx.gpu):
         return rows
     batch, heads, _, width = keys.shape
-    if rows * batch * heads * width * keys.dtype.size > MUCH * min(batch, 2):
+    if rows * batch * heads * width * keys.dtype.size > MUCH * min(batch, 3):
         return -(-rows // STEP) * STEP
     return rows + (rows % STEP == 0)
 
