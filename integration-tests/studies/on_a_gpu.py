@@ -40,16 +40,16 @@ class Setting(NamedTuple):
 
 
 SETTINGS = [
-    *(Setting("decode", batch, 512, ALL, rounds) for batch, rounds in ((8, 6), (16, 6), (1, 10))),
-    *(Setting("decode", batch, 2048, ALL, rounds) for batch, rounds in ((8, 6), (16, 6), (1, 10))),
-    *(Setting("decode", batch, 8192, ALL, rounds) for batch, rounds in ((1, 10), (8, 6))),
-    Setting("prompt", 1, 512, PROMPTS, 8, 2048),
-    Setting("prompt", 1, 512, PROMPTS, 5, 8192),
-    Setting("decode", 1, 512, TWO, 8, positions="compact"),
-    Setting("decode", 16, 8192, ALL, 4),
-    Setting("prompt", 1, 512, "tova snapkv h2o", 3, 32768),
-    Setting("context", 1, 512, TWO, 6, 32768),
-    Setting("context", 16, 512, TWO, 4, 32768),
+    *(Setting("decode", batch, 512, ALL, 30) for batch in (8, 16, 1)),
+    *(Setting("decode", batch, 2048, ALL, 30) for batch in (8, 16, 1)),
+    *(Setting("decode", batch, 8192, ALL, 30) for batch in (1, 8)),
+    Setting("prompt", 1, 512, PROMPTS, 20, 2048),
+    Setting("prompt", 1, 512, PROMPTS, 12, 8192),
+    Setting("decode", 1, 512, TWO, 20, positions="compact"),
+    Setting("decode", 16, 8192, ALL, 12),
+    Setting("prompt", 1, 512, "tova snapkv h2o", 5, 32768),
+    Setting("context", 1, 512, TWO, 12, 32768),
+    Setting("context", 16, 512, TWO, 8, 32768),
 ]
 
 

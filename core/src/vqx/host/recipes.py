@@ -56,7 +56,7 @@ def recipe_of(
         mark = fingerprint(attentions, instead=True)
         if mark is not None:
             mx.eval(mark)
-        return Made({**words, "versions": versions(chain)}, mark)
+        return Made(json.dumps({**words, "versions": versions(chain)}), mark)
 
     return made
 

@@ -3,6 +3,7 @@
 The words are JSON, and name a method as ``vqx.names`` does. Nothing that they say is imported or run.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ HIGHEST = 2**31 - 1
 class Made(NamedTuple):
     """How a list of caches was made, so that it can be made again."""
 
-    words: Mapping[str, Any]  # what JSON can hold: method, options, versions, model
+    words: str  # JSON: method, options, versions, model
     fingerprint: mx.array | None  # of the model's weights
 
 
@@ -40,11 +41,20 @@ class Saved(NamedTuple):
 
 
 def written(made: Made, facts: Mapping[str, Any], arrays: Mapping[str, mx.array]) -> list[Any]:
-    """The state of one cache: words, which name the arrays behind them."""
+    """The state of one cache: words, which name the arrays behind them.
+
+    Asked for after each chunk of a prompt, so what stays the same is not written down again.
+    """
     if made.fingerprint is not None:
         arrays = {**arrays, "fingerprint": made.fingerprint}
-    words = json.dumps({"vqx": FORMAT, "made": made.words, "facts": facts, "arrays": [*arrays]})
+    told, names = json.dumps(facts), _list(tuple(arrays))
+    words = f'{{"vqx": {FORMAT}, "made": {made.words}, "facts": {told}, "arrays": {names}}}'
     return [f"{_digest(words)} {words}", *arrays.values()]
+
+
+@functools.lru_cache(maxsize=256)
+def _list(names: tuple[str, ...]) -> str:
+    return json.dumps(names)
 
 
 def read(state: Any) -> Saved:
