@@ -1,7 +1,8 @@
 """Frozen draws: what they depend on, and what they do not."""
 
 import numpy as np
-from vqx.noise import BLOCK, below_one, frozen
+import pytest
+from vqx.noise import BLOCK, NEAR, below_one, frozen, frozen_array
 
 
 def test_a_draw_depends_on_seed_layer_head_position_and_key() -> None:
@@ -16,6 +17,17 @@ def test_a_draw_depends_on_nothing_else() -> None:
     whole = frozen(5, 2, 4, 0, 2 * BLOCK + 9)
     for start, length in ((0, 1), (BLOCK - 1, 2), (BLOCK - 3, BLOCK + 7), (2 * BLOCK, 9)):
         assert frozen(5, 2, 2, start, length).tobytes() == whole[:2, start : start + length].tobytes()
+
+
+@pytest.mark.parametrize("start", [0, 5, BLOCK, 3 * BLOCK - 2])
+@pytest.mark.parametrize("length", [1, 40, BLOCK, 2 * BLOCK, NEAR * BLOCK + 1])
+def test_what_the_device_holds_are_the_same_draws(start: int, length: int) -> None:
+    found = frozen_array(5, 2, 4, start, length, rank=1)
+    assert found.shape == (1, 4, length)
+    assert np.array(found[0]).tobytes() == frozen(5, 2, 4, start, length, rank=1).tobytes()
+    if length <= BLOCK:
+        apart = frozen_array(5, 2, 4, np.array([start, 7]), length, rank=1)
+        assert np.array(apart[1]).tobytes() == frozen(5, 2, 4, 7, length, rank=1).tobytes()
 
 
 def test_uniform_draws_are_uniform_and_stay_below_one() -> None:

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,9 @@ Law: TypeAlias = Callable[[Doubles], Floats]
 
 BLOCK = 1024
 """Positions drawn at once."""
+
+NEAR = 4
+"""Blocks that a chunk of a prompt lies in, at most, for the device to keep its draws."""
 
 
 def below_one(uniform: Doubles) -> Floats:
@@ -57,9 +61,39 @@ def frozen(
     return np.concatenate(blocks, axis=1)[:, offset : offset + length]
 
 
+def frozen_array(
+    seed: int,
+    layer: int,
+    heads: int,
+    start: int | npt.NDArray[np.int64],
+    length: int,
+    *,
+    law: Law = below_one,
+    rank: int = 0,
+) -> mx.array:
+    """As ``frozen``, as an array of the device: ``[1, H, length]``, or ``[B, H, length]``.
+
+    Whole blocks stay there, so that another prompt, or a token of the same block, asks nothing of the host:
+    a GPU would wait for it, and page after page of what it wrote.
+    """
+    if not isinstance(start, int):
+        return mx.array(frozen(seed, layer, heads, start, length, law=law, rank=rank))
+    first, end = start // BLOCK, -(-(start + length) // BLOCK)
+    if end - first > NEAR:
+        return mx.array(frozen(seed, layer, heads, start, length, law=law, rank=rank))[None]
+    drawn, offset = _blocks(law, seed, layer, heads, first, end, rank), start - first * BLOCK
+    return drawn if drawn.shape[2] == length else drawn[..., offset : offset + length]
+
+
 def uniform(seeds: Sequence[np.random.SeedSequence], length: int) -> Doubles:
     """Draws in [0, 1), a row for each seed: ``[len(seeds), length]``."""
     return np.stack([np.random.Generator(np.random.Philox(seed)).random(length) for seed in seeds])
+
+
+@functools.lru_cache(maxsize=256)
+def _blocks(law: Law, seed: int, layer: int, heads: int, first: int, end: int, rank: int) -> mx.array:
+    length = (end - first) * BLOCK
+    return mx.array(frozen(seed, layer, heads, first * BLOCK, length, law=law, rank=rank))[None]
 
 
 @functools.lru_cache(maxsize=512)

@@ -7,6 +7,7 @@ import numpy as np
 
 from vqx.scorers import Arrivals
 from vqx.state import lanes
+from vqx.state.constants import alike, counted
 from vqx.state.layer import Each, Layer, Plan, dense, stacked
 from vqx.state.positions import STEPS
 from vqx.state.queries import watch
@@ -131,7 +132,7 @@ def columns_of(plan: Plan, keys: mx.array, values: mx.array, start: Any) -> dict
 def _alike(column: Any) -> mx.array:
     """A column; of one value for all rows nothing is copied."""
     if isinstance(column, np.ndarray) and column.size > 1 and not any(column.strides):
-        return mx.full(column.shape, float(column.flat[0]), mx.float32)
+        return alike(column.shape, float(column.flat[0]))
     return mx.array(column)
 
 
@@ -140,5 +141,4 @@ def _count(keys: mx.array, start: int) -> mx.array:
     batch, heads, length, _ = keys.shape
     if length == 1:
         return mx.full((batch, heads, 1), start, mx.int32)
-    positions = mx.arange(start, start + length, dtype=mx.int32)
-    return mx.broadcast_to(positions, (batch, heads, length))
+    return counted(batch, heads, start, length)

@@ -62,9 +62,12 @@ def append(rows: Rows, new: Rows, bound: int | None = None) -> Rows:
     """Write the S rows of ``new`` behind the n rows held; ``bound`` rows are as many as may ever be."""
     held, added = rows.position.shape[2], new.position.shape[2]
     rows = reserve(rows, held + added, bound)
+    keys, values = _written(rows.keys, new.keys, held), _written(rows.values, new.values, held)
+    if not held:
+        return Rows(keys, values, new.position, new.columns)
     return Rows(
-        _written(rows.keys, new.keys, held),
-        _written(rows.values, new.values, held),
+        keys,
+        values,
         position=mx.concatenate([rows.position, new.position], axis=2),
         columns={k: mx.concatenate([c, new.columns[k]], axis=2) for k, c in rows.columns.items()},
     )

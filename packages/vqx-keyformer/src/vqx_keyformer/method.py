@@ -15,7 +15,7 @@ from vqx import Arrivals, Held, LayerInfo, Method, Scorer, accumulated
 from vqx.options import at_least, not_negative, one_of, room_beside
 
 from vqx_keyformer.kernel import LOGIT, RANK
-from vqx_keyformer.noise import gumbel, redrawn
+from vqx_keyformer.noise import gumbel_array, redrawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,10 @@ def key_tokens(config: KeyformerConfig, layer: LayerInfo) -> Scorer:
     mass = accumulated(itself=itself)
 
     def init(arrivals: Arrivals) -> Mapping[str, Any]:
-        noise = gumbel(config.seed, layer.number, arrivals.heads, arrivals.start, arrivals.length, layer.rank)
-        return {**mass.init(arrivals), "noise": arrivals.full(0.0) + noise}
+        place = arrivals.heads, arrivals.start, arrivals.length
+        noise = gumbel_array(config.seed, layer.number, *place, layer.rank)
+        shape = (arrivals.batch, arrivals.heads, arrivals.length)
+        return {**mass.init(arrivals), "noise": mx.broadcast_to(noise, shape)}
 
     if config.noise == "rank":
         ranked = mass._replace(init=init, score=_noisy_rank(config.temperature))

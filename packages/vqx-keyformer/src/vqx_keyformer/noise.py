@@ -1,7 +1,9 @@
 """Gumbel noise that is frozen: a function of seed, layer, head and position, and of nothing else."""
 
+import mlx.core as mx
 import numpy as np
-from vqx.noise import Doubles, Floats, frozen, uniform
+import numpy.typing as npt
+from vqx.noise import Doubles, Floats, frozen, frozen_array, uniform
 
 
 def gumbel(seed: int, layer: int, heads: int, start: int, length: int, rank: int = 0) -> Floats:
@@ -10,6 +12,13 @@ def gumbel(seed: int, layer: int, heads: int, start: int, length: int, rank: int
     ``rank`` as of ``vqx.noise.frozen``.
     """
     return frozen(seed, layer, heads, start, length, law=_gumbel, rank=rank)
+
+
+def gumbel_array(
+    seed: int, layer: int, heads: int, start: int | npt.NDArray[np.int64], length: int, rank: int = 0
+) -> mx.array:
+    """The same on the device, ``[1, H, length]``; ``start`` may be one for each sequence of a batch."""
+    return frozen_array(seed, layer, heads, start, length, law=_gumbel, rank=rank)
 
 
 def redrawn(seed: int, layer: int, heads: int, start: int, length: int, rank: int = 0) -> Floats:
