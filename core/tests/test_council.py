@@ -234,7 +234,7 @@ def test_turned_keys_held_between_two_cuts_are_those_that_a_token_turns(
         for length in (20, *[1] * 40):
             given.append(forward(made, text, length))
             under_way = made[0]._run
-            shapes.append(isinstance(under_way, run.Run) and under_way.turned is not None)
+            shapes.append(isinstance(under_way, run.Run) and under_way.turns)
         assert (sum(shapes) > 20) == bool(most)
         found.append(held(made))
     for one, other in zip(*found, strict=True):

@@ -111,6 +111,7 @@ def cache_factory(
     run = Options(**engine)
 
     packings: dict[int, Packing] = {}
+    updated: list[Callable[[Any], None]] = []  # of attention that is written out, which asks whose it is
     groups = [group_of(attention_of(model, number)) for number in evicting]
     first, count = share_of_layers(model, evicting)
 
@@ -147,7 +148,7 @@ def cache_factory(
                     options,
                     rotary=rotary,
                     number=number,
-                    updated=expect,
+                    updated=updated[0] if updated else None,
                     allotment=together,
                     recipe=recipe,
                     packing=packings.get(number),
@@ -167,6 +168,7 @@ def cache_factory(
     hidden = hidden_queries(model, fresh)
     if hidden:  # attention that is written out is seen otherwise, at a price that others need not pay
         watch_arithmetic(model)
+        updated.append(expect)
         hidden = hidden_queries(model, fresh)
     if hidden:
         _say_hidden(model, hidden, whole=len(hidden) == len(evicting), asked=run.queries is not None)

@@ -74,6 +74,8 @@ class Shown:
 
 
 def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    plain = attend is base.scaled_dot_product_attention
+
     @functools.wraps(attend)
     def attention(
         queries: mx.array,
@@ -87,10 +89,12 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         one = cache if isinstance(cache, EvictingCache) else None
         weighing = isinstance(cache, (EvictingCache, EvictingBatch)) and weighs(queries, keys, values)
         if one is not None and mask is None and not weighing and one.goes_on(queries, keys, sinks):
+            if plain:  # this is what it asks of a cache without bits of mlx-lm's
+                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, sinks=sinks)
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-        whole = weighing and sinks is None and attend is base.scaled_dot_product_attention
+        whole = weighing and sinks is None and plain
         if whole and not isinstance(cache, ReversibleCache):
             takes, grouped = cache.takes(keys, mask), _after_eviction(cache, queries, mask)
             if takes or grouped:

@@ -17,6 +17,7 @@ from vqx.state.allotment import UNSEEN, Allotment, Change, changing, cosines
 from vqx.state.arrival import admit, caught_up
 from vqx.state.attention import Known
 from vqx.state.batch import EvictingBatch
+from vqx.state.council import Council
 from vqx.state.exchange import decided, exchanged
 from vqx.state.layer import Ahead, Layer, Plan, attended, widths
 from vqx.state.members import unfit
@@ -25,9 +26,9 @@ from vqx.state.positions import Rotary
 from vqx.state.processes import Processes
 from vqx.state.queries import stand_ins, wait, watch
 from vqx.state.rows import without_buffers
-from vqx.state.run import Run, begun
+from vqx.state.run import Run
 from vqx.state.saved import Recipe, Saved, layer_of, parts, written
-from vqx.state.seats import Seat, seated
+from vqx.state.seats import Decision, Seat, seated
 from vqx.state.settling import judged
 from vqx.state.shown import check, unusable
 from vqx.state.turn import LONG, Turn
@@ -94,10 +95,10 @@ class EvictingCache:
         self.joined = False  # whether other sequences may come to it, which are judged by queries
         self._still: Layer | None = None  # before the run under way
         self._run: Run | Seat | None = None
-        self._spare = 0  # tokens that need nothing but room, as far as is known
+        self._spare = 0  # tokens that need nothing but room, as far as is known, while none is under way
         self._shapes: tuple[Any, Any] = ((), ())  # of one token's keys and values
-        self._read: mx.array | None = None  # the keys that the update under way returned
-        self.unseen = ""  # why the queries of the last forward could not be used; empty where they were
+        self._read: mx.array | None = None  # the keys that the update under way returned, outside of a run
+        self._unseen = ""
         self._nan: mx.array | None = None
         self.turn: Turn | None = None  # what tells a forward that ended in the middle
         self._loose = False  # whether arrays of the forward under way are not yet tied to its logits
@@ -117,8 +118,10 @@ class EvictingCache:
     @property
     def _layer(self) -> Layer | None:
         """The layer as it is: what waits in it waits on."""
-        if self._run is not None and self._still is not None:
-            self._still, self._run = self._run.ended(self._still), None
+        run = self._run
+        if run is not None and self._still is not None:
+            self._unseen, self._read, self._spare = self.unseen, run.read, run.left
+            self._still, self._run = run.ended(self._still), None
         return self._still
 
     @_layer.setter
@@ -135,9 +138,12 @@ class EvictingCache:
         """The layer's seat in a council, while that decides."""
         return self._run if isinstance(self._run, Seat) else None
 
-    @seat.setter
-    def seat(self, seat: Seat) -> None:
-        self._still, self._run = seated(self._held()), seat
+    def sit(self, council: Council, place: int, last: bool, held: Decision) -> Seat:
+        """Take a seat in a council that decides from now on; the others as of ``vqx.state.seats.Seat``."""
+        layer = self._held()
+        seat = Seat(council, place, last, self.plan, layer, held, self._shapes, bool(self._unshown))
+        self._still, self._run = seated(layer), seat
+        return seat
 
     def foresee(self, ahead: Ahead) -> None:
         """Take what a council decided for the next token."""
@@ -146,9 +152,20 @@ class EvictingCache:
     @property
     def offset(self) -> int:
         """The position at which the model rotates the next query and key."""
-        if self._run is not None:
-            return self._run.kept if self.plan.compact else self._run.end
+        run = self._run
+        if run is not None:
+            return run.offset
         return self.tokens_kept if self.plan.compact else self.tokens_seen
+
+    @property
+    def unseen(self) -> str:
+        """Why the queries of the last forward could not be used; empty where they were."""
+        run = self._run
+        return self._unseen if run is None or run.read is None else self._unshown
+
+    @unseen.setter
+    def unseen(self, why: str) -> None:
+        self._unseen = why
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Settle what is pending, append S rows, and return what attention reads.
@@ -163,29 +180,31 @@ class EvictingCache:
         Raises:
             ValueError: NaN keys in the last chunk, another shape than before, queries that were not shown.
         """
+        run, turn = self._run, self.turn
+        if run is not None and run.takes(keys, values):
+            if turn is not None:
+                turn.read(self, self.within(run))
+            return self._goes_on(run, keys, values)
         self._decide()
-        if self.turn is not None:
+        if turn is not None:
             if keys.shape[2] >= LONG:
-                self.turn.start(keys, 0 if self._still is None else self._still.rows.nbytes)
-            self.turn.read(self, self.now())
-        if self._spare and not self.unseen and (keys.shape, values.shape) == self._shapes:
-            return self._goes_on(keys, values)
+                turn.start(keys, 0 if self._still is None else self._still.rows.nbytes)
+            turn.read(self, self.now())
         alike = not self.unseen and self._nan is None and (keys.shape, values.shape) == self._shapes
-        run = self._run
-        if alike and isinstance(run, Seat):
-            ahead = run.council.for_next(run.end)
-            if ahead is not None:
-                self._run = run = run.exchanged(ahead, keys, values)
-                return self._read_on(*run.filled(self.plan.rotary))
-        layer = exchanged(self.plan, cast(Layer, self._layer), keys, values) if alike else None
-        if layer is not None:
-            self._layer = layer
-            self._spare = self.plan.spare(layer) if self.plan.options.interval > 1 else 0
-            return self._admitted(*attended(self.plan, layer))
+        layer = self._layer
+        if alike and self._spare and layer is not None:
+            self._run = Run(self.plan, layer, self._spare, self._shapes, bool(self._unshown))
+            self._still = layer._replace(rows=without_buffers(layer.rows))
+            return self._goes_on(self._run, keys, values)
+        found = exchanged(self.plan, layer, keys, values) if alike and layer is not None else None
+        if found is not None:
+            self._layer = found
+            self._spare = self.plan.spare(found) if self.plan.options.interval > 1 else 0
+            return self._admitted(*attended(self.plan, found))
         self._check(keys, values)
-        if self.allotment is not None and self._layer is not None:
+        if self.allotment is not None and layer is not None:
             keys = mx.depends([keys], [changing(self.number, self.change)])[0]
-        layer = admit(self.plan, self._layer, keys, values)
+        layer = admit(self.plan, layer, keys, values)
         if self.plan.method.scorer.reads_queries and self.plan.options.queries != "model":
             layer, queries = stand_ins(self.plan, layer, keys)
             layer = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5)
@@ -200,40 +219,51 @@ class EvictingCache:
             keys = mx.depends([keys], self.loose())[0]
         return self._admitted(keys, values)
 
-    def _goes_on(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """As ``update_and_fetch`` for one token more of a run."""
-        if self.plan.packing is not None:
-            keys, values = self.plan.packing.packed(keys, values)
-        run = self._run
-        if not isinstance(run, Run):
-            layer = cast(Layer, self._layer)
-            self._still = layer._replace(rows=without_buffers(layer.rows))
-            run = begun(layer, self.plan.rotary)
-        self._run = run = run.longer(keys, values)
-        self._spare -= 1
-        if self.plan.packing is not None:
-            return self._admitted(*self.keys_and_values())
-        read = run.filled(self.plan.rotary)
-        return self._read_on(*read) if self._spare else self._admitted(*read)
+    def _goes_on(self, run: Run | Seat, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """As ``update_and_fetch`` for a token of a run."""
+        keys, values = run.longer(keys, values)
+        if self.updated is not None:
+            self.updated(self)
+        if self.turn is not None:
+            self.turn.done()
+        return (keys, values) if run.left or self._unshown else (self._decided(keys), values)
 
-    def _read_on(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """What attention reads, of a token that is all written."""
+    def _admitted(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """What attention reads, of tokens that are all written."""
         self.unseen = self._unshown
         if self.updated is not None:
             self.updated(self)
         if self.turn is not None:
             self.turn.done()
-            if not self._unshown and isinstance(self._run, Seat):
-                keys = self._told(keys)
         # let go once the queries were shown: a view would keep the buffer from being written in place
         self._read = keys if self._unshown else None
-        return keys, values
+        return (keys, values) if self._unshown else (self._decided(keys), values)
+
+    def _decided(self, keys: mx.array) -> mx.array:
+        """``keys``, with what is decided for the next token, of a layer that reads without a query."""
+        run = self._run
+        if isinstance(run, Seat):
+            return self._told(keys) if run.last else keys
+        layer = self._layer
+        if layer is None or layer.ahead is not None or not self.plan.due(layer):
+            return keys
+        if self.turn is not None and self.turn.council.serves(self.plan, layer):
+            return self._told(keys)
+        ahead = decided(self.plan, layer) if self.plan.options.interval > 1 else None
+        if ahead is None:
+            return keys
+        self._layer = layer._replace(ahead=ahead)
+        keys = mx.depends([keys], ahead.carried)[0]
+        return keys
 
     def _told(self, keys: mx.array) -> mx.array:
         """``keys``, with what the council decided now that the layer has read its token without a query."""
         if self.turn is None:
             return keys
-        self.turn.council.hear(self, self.tokens_seen, self.turn.count, keys)
+        if self._run is None:
+            self.turn.council.hear(self, self.tokens_seen, self.turn.count, keys)
+        else:
+            self.turn.council.go_on(self.turn.caches)
         loose = self.turn.council.tied()
         return mx.depends([keys], loose)[0] if loose else keys
 
@@ -256,22 +286,6 @@ class EvictingCache:
         self._loose = False
         return [*known, *self._layer.carried, *([] if self._nan is None else [self._nan])]
 
-    def _admitted(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = self._read_on(keys, values)
-        layer = self._layer
-        if self._unshown or layer is None or layer.ahead is not None:
-            return keys, values
-        if not self.plan.due(layer):
-            return keys, values
-        if self.turn is not None and self.turn.council.serves(self.plan, layer):
-            keys = self._told(keys)
-        elif self.plan.options.interval > 1:
-            ahead = decided(self.plan, layer)
-            if ahead is not None:
-                self._layer = layer._replace(ahead=ahead)
-                keys = mx.depends([keys], ahead.carried)[0]
-        return keys, values
-
     def awaits(self, length: int, rows: int) -> bool:
         """Whether ``length`` queries over so many rows are still to be shown."""
         layer = self._layer
@@ -279,13 +293,13 @@ class EvictingCache:
 
     def goes_on(self, queries: mx.array, keys: mx.array, sinks: mx.array | None) -> bool:
         """Hold a query of a run, as of ``observe``, where nothing else is to be done; whether that was so."""
-        run, still = self._run, self._still
-        if not isinstance(run, Run) or still is None or keys is not self._read:
+        run = self._run
+        if run is None or not run.asked(queries, keys, sinks):
             return False
-        if still.waiting is None or still.waiting.sinks is not sinks:
-            return False
-        self._run, self._read, self.unseen = run.asked(queries, self.plan.most), None, ""
-        return True
+        if not run.last or not self._unshown or self.turn is None:
+            return True
+        self.turn.council.go_on(self.turn.caches)
+        return False  # what was decided is to be tied to what attention gives
 
     def observe(
         self,
@@ -309,17 +323,10 @@ class EvictingCache:
                 score asks for them.
         """
         mass = None if weights is None or queries.shape[2] > 1 else mx.mean(weights, axis=2)[:, :, 0]
-        read, self._read = self._read, None
-        run = self._run
-        if run is not None:
-            plain = keys is read and mask is None and mass is None and sinks is None
-            if plain and isinstance(run, Seat) and self.turn is not None:
-                self._run, self.unseen = run.asked(queries), ""
-                run.council.hear(self, run.end, self.turn.count, keys)
-                return
-            if not self.unseen:
-                return
+        if self._run is not None and not self.unseen:
+            return
         layer = self._layer
+        read, self._read = self._read, None
         if layer is None:
             return
         if keys is read and mask is None and self.plan.defers:
@@ -395,13 +402,20 @@ class EvictingCache:
         """The rows held, as attention reads them: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
         return attended(self.plan, self._held())
 
-    def now(self) -> dict[str, Any]:
+    def now(self) -> tuple[dict[str, Any], Any]:
         """All that the cache is, for ``go_back``."""
-        return vars(self).copy()
+        return vars(self).copy(), None if self._run is None else self._run.now()
 
-    def go_back(self, before: dict[str, Any]) -> None:
+    def within(self, run: Run | Seat) -> tuple[dict[str, Any], Any]:
+        """All of it that may be another once a run took a token, and what may be asked of it then."""
+        return {"_still": self._still, "_run": run, "_unseen": "", "_read": None}, run.now()
+
+    def go_back(self, before: tuple[dict[str, Any], Any]) -> None:
         """Be as the cache was when ``now`` said so."""
-        vars(self).update(before)
+        attributes, run = before
+        vars(self).update(attributes)
+        if self._run is not None:
+            self._run.go_back(run)
 
     @property
     def keys(self) -> mx.array | None:
@@ -596,8 +610,9 @@ class EvictingCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EvictingCache":
         # a layer is a value, which no one changes; what layers decide together is copied with all of them
-        self._layer = self._layer  # a seat is of one list alone
-        turn, other = copy.deepcopy(self.turn, memo), copy.copy(self)
+        turn = copy.deepcopy(self.turn, memo)
+        self._layer = self._layer  # a run is of one cache alone
+        other = copy.copy(self)
         other.turn = turn
         if other.turn is not None:
             other.turn.join(other)

@@ -31,10 +31,7 @@ class Council:
         self._heard: dict[int, tuple[Any, mx.array | None]] = {}
         self._end = -1
         self._apart = False
-
-    def for_next(self, end: int) -> Decision | None:
-        """What was decided for the token at ``end``."""
-        return self.ahead if self.ahead is not None and self.ahead.end == end else None
+        self._one = False  # whether the layers have one rotary embedding
 
     def tied(self) -> list[mx.array]:
         """The arrays of a decision that no logits need yet, said once."""
@@ -47,15 +44,27 @@ class Council:
         ``keys`` are what attention read, which a score looks at where they were turned.
         """
         if end != self._end:
-            self._apart = self._apart or bool(self._heard)  # a layer of the list never came
+            # a layer of the list never came; where some have seats, it may be one that nobody looked at
+            self._apart = self._apart or (bool(self._heard) and self.ahead is None)
             self._heard, self._end = {}, end
         self._heard[cache.number] = cache, keys if cache.plan.compact else None
         if len(self._heard) == count:
             caches, turned = zip(*(self._heard[number] for number in sorted(self._heard)), strict=True)
             self._heard, self._end = {}, -1
             one = caches[0].plan.options.interval == 1
-            if not (self._decide if one else self._cut)(caches, turned, end):
+            if not (self._seated if one else self._cut)(caches, turned, end):
                 self._alone(caches)
+
+    def go_on(self, caches: Sequence[Any]) -> None:
+        """The last of the caches has read its token from its seat: decide, if all others have from theirs.
+
+        Else each decides for itself when its next token comes, and they take seats anew.
+        """
+        seats = [cache.seat for cache in caches]
+        for place, seat in enumerate(seats):
+            if seat is None or seat.place != place or seat.held is not self.ahead or seat.read is not None:
+                return
+        self._decide(caches[0], seats)
 
     def serves(self, plan: Plan, layer: Layer) -> bool:
         """Whether a layer may be one of those that are decided for together."""
@@ -83,26 +92,34 @@ class Council:
                 cache.foresee(ahead)
                 self.loose += ahead.carried
 
-    def _decide(self, caches: Sequence[Any], turned: Sequence[mx.array | None], end: int) -> bool:
-        """Say which row goes; False: not for all together."""
-        seats = [cache.seat for cache in caches]
-        if any(seat is None or seat.held is not seats[0].held for seat in seats):
-            seats = self._seated(caches)
-        if not seats:
+    def _seated(self, caches: Sequence[Any], turned: Sequence[mx.array | None], end: int) -> bool:
+        """Have each take a seat, and say which row goes; False: not for all together."""
+        layers = [cache.as_it_is for cache in caches]
+        if not self._alike(caches, layers) or self._too_much(caches[0].plan, layers):
             return False
-        first, method = seats[0], caches[0].plan.method
-        asks, held = method.scorer.reads_queries, first.held
+        rotary = caches[0].plan.rotary
+        self._one = all(cache.plan.rotary is rotary for cache in caches)
+        held, last = as_they_are(layers), len(layers) - 1
+        seats = [cache.sit(self, place, place == last, held) for place, cache in enumerate(caches)]
+        for seat, keys in zip(seats, turned, strict=True):
+            seat.turned = keys
+        return self._decide(caches[0], seats)
+
+    def _decide(self, cache: Any, seats: Sequence[Seat]) -> bool:
+        """Say which row goes, of caches made as this one; False: not for all together."""
+        first, method, rotary = seats[0], cache.plan.method, cache.plan.rotary
+        held, end = first.held, first.end
         columns = statistics(held.columns)
         found = kernels.together(
             method,
             columns,
             kernels.Layers(
-                [seat.query for seat in seats] if asks else [],
-                [seat.keys if keys is None else keys for seat, keys in zip(seats, turned, strict=True)],
+                [seat.query for seat in seats if seat.query is not None],
+                [seat.keys if seat.turned is None else seat.turned for seat in seats],
                 held.position,
                 end - 1,
                 first.scale,
-                caches[0].generated - 1,
+                cache.generated - 1,
             ),
         )
         if found is None or found.position is None or len(found.columns) < len(columns):
@@ -115,9 +132,10 @@ class Council:
             moved = steps_over(held.position, held.columns[STEPS], slot)
             columns[STEPS] = mx.put_along_axis(moved, slot, mx.array(0, moved.dtype), axis=2)
             steps = [*mx.split(columns[STEPS], len(seats))]
-            rotary = caches[0].plan.rotary
-            if all(cache.plan.rotary is rotary for cache in caches):
+            if self._one:
                 placed = rotary.placed_together([seat.keys for seat in seats], columns[STEPS], end) or []
+            for seat in seats:
+                seat.turned = None
         self.ahead = Decision(found.position, columns, slots, end, steps, dict(enumerate(placed)))
         self.loose = [slots[0], found.position, *columns.values(), *placed[:1]]
         return True
@@ -155,21 +173,6 @@ class Council:
         much = plan.compact and sum(layer.rows.keys.nbytes for layer in layers) > TURNED
         self._apart = self._apart or much
         return much
-
-    def _seated(self, caches: Sequence[Any]) -> list[Seat]:
-        """A seat for each; none where the layers are not alike."""
-        layers = [cache.as_it_is for cache in caches]
-        if not self._alike(caches, layers) or self._too_much(caches[0].plan, layers):
-            return []
-        held, seats = as_they_are(layers), []
-        for place, layer in enumerate(layers):
-            rows, waiting = layer.rows, layer.waiting
-            query, scale = (None, 1.0) if waiting is None else (waiting.queries[0], waiting.scale)
-            counts = rows.length, layer.tokens_seen, 0
-            seats.append(Seat(self, place, rows.keys, rows.values, *counts, held, scale, query, True))
-        for cache, seat in zip(caches, seats, strict=True):
-            cache.seat = seat
-        return seats
 
 
 def _shape(layer: Layer) -> Any:

@@ -1,88 +1,148 @@
 """Tokens generated between two cuts: each is written where there is room, its query held, and nothing else.
 
-A layer is replaced as a whole at other steps; to do so for each of these would take longer than they do.
+A layer is replaced as a whole at other steps; to do so for each of these would take longer than they do. On a
+GPU's host, whose caches a model's forward has emptied, what counts is how little memory a token touches.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
-from vqx.state.layer import Layer
-from vqx.state.positions import STEPS, Rotary
-from vqx.state.rows import Rows, first
+from vqx.state.layer import Layer, Plan
+from vqx.state.positions import STEPS
+from vqx.state.rows import Rows
 
 TURNED = 2**24
 """Bytes of a layer's keys up to which those turned to compact positions are held beside them."""
 
+ALL = slice(None)
 
-class Run(NamedTuple):
-    """What such tokens add to the layer before them."""
 
-    keys: mx.array  # [B, H, capacity, D], as of Rows
-    values: mx.array  # [B, H, capacity, Dv]
-    rows: int  # filled
-    end: int  # the position of the next token
-    added: int = 0  # rows that are the run's own
-    shown: int = 0  # of their tokens those whose queries were seen
-    queries: tuple[mx.array, ...] = ()  # [B, H * G, 1, D] each, of those that wait
-    steps: mx.array | None = None  # [B, H, capacity] by which keys are turned to be read; None: not
-    turned: mx.array | None = None
-    """``[B, H, capacity, D]``: keys so turned; the run's own stand nowhere else; None: not held."""
+class Run:
+    """What such tokens add to the layer before them; the one that began last can be taken back.
+
+    Args:
+        plan, layer: what they come to.
+        left: tokens that it takes.
+        shapes: of a token's keys and values, ``[B, H, 1, D]`` and ``[B, H, 1, Dv]``.
+        watches: attention shows it the query of each.
+    """
+
+    __slots__ = (
+        "_first", "_keys", "_most", "_packing", "_queries", "_rotary", "_rows", "_shapes", "_sinks", "_start",
+        "_steps", "_turned", "_values", "_watches", "left", "offset", "read",
+    )  # fmt: skip
+
+    last = False  # nothing is decided once it took a token
+
+    def __init__(self, plan: Plan, layer: Layer, left: int, shapes: tuple[Any, Any], watches: bool) -> None:
+        rows, waiting = layer.rows, layer.waiting
+        self._keys, self._values = rows.keys, rows.values  # [B, H, capacity, *], as of Rows
+        self._first = self._rows = rows.length
+        self._start = layer.tokens_seen
+        self._shapes, self._watches = shapes, watches
+        self._packing, self._rotary, self._most = plan.packing, plan.rotary, plan.most
+        self._queries = [] if waiting is None else [*waiting.queries]  # [B, H * G, 1, D] each
+        self._sinks = None if waiting is None else waiting.sinks
+        steps = rows.columns.get(STEPS) if layer.evicted else None
+        self._steps, self._turned = steps, None  # [B, H, capacity] by which keys are turned to be read
+        if steps is not None:
+            self._steps = mx.pad(steps, [(0, 0), (0, 0), (0, rows.keys.shape[2] - steps.shape[2])])
+            if plan.rotary is not None and rows.keys.nbytes <= TURNED:
+                # [B, H, capacity, D], keys so turned; the run's own stand nowhere else
+                self._turned = plan.rotary.placed(rows.keys, self._steps, self._start, whole=True)
+        self.left = left
+        self.offset = rows.length if plan.compact else self._start  # for which the next token is rotated
+        self.read: mx.array | None = None  # the latest token's keys, while its query is still to be shown
 
     @property
-    def kept(self) -> int:
-        """Rows that remain for the next token."""
-        return self.rows
+    def added(self) -> int:
+        """Tokens that it took."""
+        return self._rows - self._first
 
-    def longer(self, key: mx.array, value: mx.array) -> "Run":
-        """With a token more, ``[B, H, 1, D]``."""
-        keys, values, rows, end, added, shown, queries, steps, turned = self
-        # the arrays given stay as they are; memory is written in place
-        read, values = (keys if turned is None else turned)[...], values[...]
-        read[:, :, rows : rows + 1] = key
-        values[:, :, rows : rows + 1] = value
-        keys, turned = (read, None) if turned is None else (keys, read)
-        return Run(keys, values, rows + 1, end + 1, added + 1, shown, queries, steps, turned)
+    @property
+    def end(self) -> int:
+        """The position of the next token."""
+        return self._start + self.added
 
-    def filled(self, rotary: Rotary | None) -> tuple[mx.array, mx.array]:
-        """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
-        keys, values, rows, end = self[:4]
-        if self.turned is not None:
-            keys = self.turned
-        elif rotary is not None and self.steps is not None:
-            keys = rotary.placed(keys, self.steps, end, whole=True)
-        return first(keys, values, rows)
+    @property
+    def turns(self) -> bool:
+        """Whether turned keys are held."""
+        return self._turned is not None
 
-    def asked(self, queries: mx.array, most: int) -> "Run":
-        """With the query of its latest token; the last ``most`` are held (0: all)."""
-        keys, values, rows, end, added, _, held, steps, turned = self
-        return Run(keys, values, rows, end, added, added, (*held, queries)[-most:], steps, turned)
+    def takes(self, keys: mx.array, values: mx.array) -> bool:
+        """Whether what comes is one of its tokens."""
+        ready, shapes = self.left > 0 and self.read is None, self._shapes
+        return ready and keys.shape == shapes[0] and values.shape == shapes[1]
+
+    def now(self) -> tuple[Any, ...]:
+        """What it is before a token, for ``go_back``: who holds it keeps rows from being written in place."""
+        return self._keys, self._values, self._turned, self._rows
+
+    def go_back(self, before: tuple[Any, ...]) -> None:
+        """Be as ``now`` said before the latest token."""
+        count = self._rows
+        self._keys, self._values, self._turned, self._rows = before
+        count -= self._rows
+        if count and self._watches and self.read is None:
+            self._queries.pop()
+        self.left, self.offset, self.read = self.left + count, self.offset - count, None
+
+    def longer(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array]:
+        """Take a token, ``[B, H, 1, *]``; what attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
+        rows, turned = self._rows, self._turned
+        if self._packing is not None:
+            key, value = self._packing.packed(key, value)
+        # the arrays of before stay as they are; memory is written in place
+        keys, values = (self._keys if turned is None else turned)[...], self._values[...]
+        own = (ALL, ALL, slice(rows, rows + 1))
+        keys[own], values[own] = key, value
+        if turned is None:
+            self._keys = keys
+        else:
+            self._turned = keys
+        self._values, self._rows = values, rows + 1
+        self.offset += 1
+        self.left -= 1
+        if self._steps is not None and turned is None and self._rotary is not None:
+            keys = self._rotary.placed(keys, self._steps, self.end, whole=True)
+        if rows + 1 < keys.shape[2]:
+            filled = (ALL, ALL, slice(rows + 1))
+            keys, values = keys[filled], values[filled]
+        if self._packing is not None:
+            keys, values = self._packing.unpacked(keys, values)
+        if self._watches:
+            self.read = keys
+        return keys, values
+
+    def asked(self, queries: mx.array, keys: mx.array, sinks: mx.array | None) -> bool:
+        """Hold the latest token's query, if there is nothing else to do; whether that is so."""
+        if not self._watches:
+            return True
+        held = self._queries
+        if keys is not self.read or sinks is not self._sinks or not self.left or not held:
+            return False
+        if self._most:
+            del held[: -self._most]  # the last so many are looked at; with one more, none is lost to go_back
+        held.append(queries)
+        self.read = None
+        return True
 
     def ended(self, layer: Layer) -> Layer:
         """The layer that it makes of the one before it, of which the buffers are its own."""
-        rows, waiting, end, keys = layer.rows, layer.waiting, layer.tokens_seen, self.keys
-        if self.turned is not None and self.added:
-            own = slice(self.rows - self.added, self.rows)
+        rows, waiting, keys, added = layer.rows, layer.waiting, self._keys, self.added
+        if self._turned is not None and added:
+            own = (ALL, ALL, slice(self._first, self._rows))
             keys = keys[...]
-            keys[:, :, own] = self.turned[:, :, own]
-        if waiting is not None and self.shown:
-            waiting = waiting._replace(queries=self.queries, end=end + self.shown, known=None)
+            keys[own] = self._turned[own]
+        shown = added - (self.read is not None)
+        if waiting is not None and shown:
+            queries = (*self._queries[-self._most :],)
+            waiting = waiting._replace(queries=queries, end=self._start + shown, known=None)
         return layer._replace(
-            rows=Rows(keys, self.values, rows.position, rows.columns, rows.bare + self.added),
-            tokens_seen=end + self.added,
+            rows=Rows(keys, self._values, rows.position, rows.columns, rows.bare + added),
+            tokens_seen=self._start + added,
             last=1,
-            generated=layer.generated + self.added,
+            generated=layer.generated + added,
             waiting=waiting,
         )
-
-
-def begun(layer: Layer, rotary: Rotary | None = None) -> Run:
-    """None of it so far."""
-    rows, turned, queries = layer.rows, None, () if layer.waiting is None else layer.waiting.queries
-    steps = rows.columns.get(STEPS) if layer.evicted else None
-    if steps is not None:
-        steps = mx.pad(steps, [(0, 0), (0, 0), (0, rows.keys.shape[2] - steps.shape[2])])
-        if rotary is not None and rows.keys.nbytes <= TURNED:
-            turned = rotary.placed(rows.keys, steps, layer.tokens_seen, whole=True)
-    end = layer.tokens_seen
-    return Run(rows.keys, rows.values, rows.length, end, queries=queries, steps=steps, turned=turned)

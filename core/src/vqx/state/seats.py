@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from vqx.state.layer import Layer, Seen, Waiting
-from vqx.state.positions import Rotary
+from vqx.state.layer import Layer, Plan, Seen, Waiting
 from vqx.state.rows import Rows, first
 
 
@@ -33,51 +32,98 @@ def as_they_are(layers: Sequence[Layer]) -> Decision:
     return Decision(mx.concatenate([rows.position for rows in held]), columns)
 
 
-class Seat(NamedTuple):
-    """One layer while its council decides: what was added to the layer before, as of ``vqx.state.run``."""
+class Seat:
+    """One layer while its council decides: what was added to the layer before, as of ``vqx.state.run``.
 
-    council: Any
-    place: int
-    keys: mx.array  # [B, H, capacity, D]
-    values: mx.array  # [B, H, capacity, Dv]
-    rows: int
-    end: int
-    added: int
-    held: Decision  # what says how the rows are
-    scale: float
-    query: mx.array | None  # [B, H * G, 1, D], the latest one shown
-    shown: bool  # it is the latest token's
-    turned: mx.array | None = None  # [B, H, n, D], the keys as attention reads them; None: not held
+    Args:
+        council, place, last: which decides, for which of its layers, and whether none comes after it.
+        plan, layer: what stays the same, and what it was before.
+        held: what says how the rows of all are.
+        shapes, watches: as of ``vqx.state.run.Run``.
+    """
+
+    __slots__ = (
+        "_council", "_rotary", "_shapes", "_start", "_values", "_watches", "compact", "end", "held", "keys",
+        "last", "offset", "place", "query", "read", "rows", "scale", "turned",
+    )  # fmt: skip
+
+    left = 0  # tokens that it takes whatever is decided
+
+    def __init__(
+        self,
+        council: Any,
+        place: int,
+        last: bool,
+        plan: Plan,
+        layer: Layer,
+        held: Decision,
+        shapes: tuple[Any, Any],
+        watches: bool,
+    ) -> None:
+        rows, waiting = layer.rows, layer.waiting
+        self._council, self.place, self.last, self.held = council, place, last, held
+        self._shapes, self._watches = shapes, watches
+        self._rotary, self.compact = plan.rotary, plan.compact
+        self.keys, self._values, self.rows = rows.keys, rows.values, rows.length  # [B, H, capacity, *]
+        self._start = self.end = layer.tokens_seen  # of the next token
+        self.offset = rows.length - 1 if plan.compact else self.end  # for which that is rotated
+        # [B, H * G, 1, D], the latest one shown
+        self.query: mx.array | None = None if waiting is None else waiting.queries[0]
+        self.scale = 1.0 if waiting is None else waiting.scale
+        self.turned: mx.array | None = None  # keys as attention read them, where no others would do
+        self.read: mx.array | None = None  # the latest token's keys, while its query is still to be shown
 
     @property
-    def kept(self) -> int:
-        """Rows that remain for the next token."""
-        return self.rows - 1
+    def added(self) -> int:
+        """Tokens that it took."""
+        return self.end - self._start
 
-    def exchanged(self, ahead: Decision, key: mx.array, value: mx.array) -> "Seat":
-        """With the token, ``[B, H, 1, D]``, over the row that goes."""
-        council, place, keys, values, rows, end, added, _, scale, query, *_ = self
-        slot, turned = ahead.slots[place], ahead.turned.pop(place, None)
+    def takes(self, keys: mx.array, values: mx.array) -> bool:
+        """Whether what comes is a token that was decided for."""
+        ahead, shapes = self._council.ahead, self._shapes
+        ready = ahead is not None and ahead.end == self.end and self.read is None
+        return ready and keys.shape == shapes[0] and values.shape == shapes[1]
+
+    def now(self) -> tuple[Any, ...]:
+        """What it is before a token, for ``go_back``: who holds it keeps rows from being written in place."""
+        return self.keys, self._values, self.end, self.offset, self.held, self.query
+
+    def go_back(self, before: tuple[Any, ...]) -> None:
+        """Be as ``now`` said before the latest token."""
+        self.keys, self._values, self.end, self.offset, self.held, self.query = before
+        self.read = self.turned = None
+
+    def longer(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array]:
+        """Take a token, ``[B, H, 1, *]``, over the row that goes; what attention reads: ``[B, H, n, *]``."""
+        place, ahead, n = self.place, self._council.ahead, self.rows
+        slot = ahead.slots[place]
+        self.keys = keys = mx.put_along_axis(self.keys, slot, key, axis=2)
+        self._values = values = mx.put_along_axis(self._values, slot, value, axis=2)
+        self.held = ahead
+        self.end += 1
+        turned = ahead.turned.pop(place, None) if self.compact else None
         if turned is not None:
-            turned = mx.put_along_axis(turned, slot, key, axis=2)
-        keys = mx.put_along_axis(keys, slot, key, axis=2)
-        values = mx.put_along_axis(values, slot, value, axis=2)
-        return Seat(
-            council, place, keys, values, rows, end + 1, added + 1, ahead, scale, query, False, turned
-        )
-
-    def filled(self, rotary: Rotary | None) -> tuple[mx.array, mx.array]:
-        """What attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""
-        if self.turned is not None:
-            return first(self.turned, self.values, self.rows)
-        keys, values = first(self.keys, self.values, self.rows)
-        if rotary is not None and self.held.steps:
-            keys = rotary.placed(keys, self.held.steps[self.place], self.end, whole=True)
+            keys = mx.put_along_axis(turned, slot, key, axis=2)
+        if n < keys.shape[2]:
+            keys, values = first(keys, values, n)
+        if not self.compact:
+            self.offset += 1
+        elif turned is None and self._rotary is not None:
+            keys = self._rotary.placed(keys, ahead.steps[place], self.end, whole=True)
+        if self.compact:
+            self.turned = keys
+        if self._watches:
+            self.read = keys
         return keys, values
 
-    def asked(self, queries: mx.array) -> "Seat":
-        """With the query of its latest token."""
-        return Seat(*self[:9], queries, True)
+    def asked(self, queries: mx.array, keys: mx.array, sinks: mx.array | None) -> bool:
+        """Hold the latest token's query, if there is nothing else to do; whether that is so."""
+        if not self._watches:
+            return True
+        if keys is not self.read or sinks is not None:
+            return False
+        self.query, self.read = queries, None
+        return True
 
     def ended(self, layer: Layer) -> Layer:
         """The layer that it makes of the one before it, of which the buffers are its own."""
@@ -85,14 +131,14 @@ class Seat(NamedTuple):
         own = slice(self.place * batch, (self.place + 1) * batch)
         columns = {name: column[own] for name, column in self.held.columns.items()}
         seen, waiting = layer.seen, None
-        if self.query is not None and self.shown:
+        if self.query is not None and self.read is None:
             waiting = Waiting((self.query,), self.end, self.scale, None)
         elif self.query is not None and seen is not None:
-            origin = None if seen.origin is None else np.array([[self.kept]], np.int32)
+            origin = None if seen.origin is None else np.array([[self.rows - 1]], np.int32)
             latest = self.query.reshape(batch, heads, -1, 1, self.query.shape[3])
             seen = Seen(latest, self.scale, origin=origin)
         return layer._replace(
-            rows=Rows(self.keys, self.values, self.held.position[own], columns),
+            rows=Rows(self.keys, self._values, self.held.position[own], columns),
             tokens_seen=self.end,
             generated=layer.generated + self.added,
             last=1,

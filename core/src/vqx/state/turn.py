@@ -42,7 +42,7 @@ class Turn:
     def __init__(self, whole: bool = True) -> None:
         self.whole = whole
         self._caches: list[weakref.ref[Any]] = []
-        self._before: dict[int, dict[str, Any]] = {}
+        self._before: dict[int, Any] = {}
         self._held = 0  # bytes of the rows among it, in a prompt
         self._numbers: set[int] = set()  # of the caches that ever joined
         self._made: Turn | None = None
@@ -116,8 +116,8 @@ class Turn:
             mx.async_eval(keys) if begun is None else begun.append(keys)
         self._held += held
 
-    def read(self, cache: Any, before: dict[str, Any]) -> None:
-        """``cache`` is about to read the forward's tokens; ``before`` is all that it is.
+    def read(self, cache: Any, before: Any) -> None:
+        """``cache`` is about to read the forward's tokens; ``before`` is for its ``go_back``.
 
         Raises:
             ValueError: it has read them already, and nobody said that another forward begins.
