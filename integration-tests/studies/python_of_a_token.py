@@ -2,12 +2,15 @@
 
 On a GPU a step costs what its host takes to ask for it. Here arrays of zeros stand in the place of what
 kernels of CUDA would give, and what is evaluated is outside the clock: a 10th percentile, so that other work
-of the machine does not count. Operations are those of a token's graph, matrix products of attention among it
-(a GPU has one kernel in their place), most of them for the token of a cut.
+of the machine does not count. Where a model writes down its products between two layers the host's caches are
+cold: the second figure is the median of layers before each of which other Python ran and some megabytes were
+read. Operations are those of a token's graph, matrix products of attention among it (a GPU has one kernel in
+their place), most of them for the token of a cut.
 
     python integration-tests/studies/python_of_a_token.py [rounds]
 """
 
+import ast
 import functools
 import importlib
 import io
@@ -18,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models import llama
 from vqx.host.caches import cache_factory, own_caches
 from vqx.host.models import random_llama, rotating_caches
@@ -58,17 +62,38 @@ def drawn(length: int) -> list[mx.array]:
     return rows
 
 
-def forward(caches: list[Any], rows: list[mx.array]) -> list[mx.array]:
-    """What the layers' attention asks of their caches, as mlx-lm's llama does."""
+MEMORY = np.ones(2**19)
+"""4 MiB, more than a core's own caches."""
+
+
+def other_work() -> None:
+    """What leaves nothing of a layer in a core's caches."""
+    ast.unparse(
+        ast.parse("class A:\n    def f(self, x: int = 1) -> str:\n        return f'{x}' if x else g(*x)")
+    )
+    MEMORY.sum()
+
+
+def forward(caches: list[Any], rows: list[mx.array], before: Callable[[], None] | None = None) -> Any:
+    """What the layers' attention asks of their caches, as mlx-lm's llama does; what it gives, and µs a layer.
+
+    ``before`` runs before each layer.
+    """
     queries, keys, values = rows
     mask = None if keys.shape[2] == 1 else "causal"
-    found = []
+    attend: Any = llama.scaled_dot_product_attention  # type: ignore[attr-defined]
+    found, taken, start = [], [], time.perf_counter()
     for cache in caches:
+        if before is not None:
+            before()
+            start = time.perf_counter()
         _ = cache.offset, cache.offset
         read = cache.update_and_fetch(keys, values)
-        attend: Any = llama.scaled_dot_product_attention  # type: ignore[attr-defined]
         found.append(attend(queries, *read, cache=cache, scale=0.125, mask=mask))
-    return found
+        if before is not None:
+            taken.append(time.perf_counter() - start)
+    each = sum(taken) if taken else time.perf_counter() - start
+    return found, each / len(caches) * 1e6
 
 
 def operations(arrays: list[mx.array]) -> int:
@@ -94,32 +119,38 @@ def main() -> None:
     prompt, token = drawn(ROWS + 8), drawn(1)
     caches = {name: make() for name, make in makers.items()}
     for each in caches.values():
-        mx.eval(forward(each, prompt))
+        mx.eval(forward(each, prompt)[0])
         for _ in range(2 * INTERVAL):
-            mx.eval(forward(each, token))
+            mx.eval(forward(each, token)[0])
     counts: dict[str, list[int]] = {name: [] for name in caches}
     for name, each in caches.items():
         for _ in range(INTERVAL):
-            if hasattr(each[0], "plan"):
-                each[0].make_mask(1)
-            found = forward(each, token)
+            found, _ = stepped(each, token)
             counts[name].append(operations(found))
             mx.eval(found)
-    times: dict[str, list[list[float]]] = {name: [[] for _ in range(INTERVAL)] for name in caches}
+    times: dict[str, list[list[list[float]]]] = {
+        name: [[[] for _ in range(INTERVAL)] for _ in range(2)] for name in caches
+    }
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 10):
         for name, each in caches.items():
-            for taken in times[name]:
-                if hasattr(each[0], "plan"):
-                    each[0].make_mask(1)  # which begins a forward
-                start = time.perf_counter()
-                found = forward(each, token)
-                taken.append((time.perf_counter() - start) / LAYERS * 1e6)
-                mx.eval(found)
-    for name, tokens in times.items():
-        low = sorted(sorted(taken)[len(taken) // 10] for taken in tokens)
-        mean = statistics.fmean(low)
+            for tokens, before in zip(times[name], (None, other_work), strict=True):
+                for taken in tokens:
+                    found, microseconds = stepped(each, token, before)
+                    taken.append(microseconds)
+                    mx.eval(found)
+    for name, (warm, cold) in times.items():
+        low = sorted(sorted(taken)[len(taken) // 10] for taken in warm)
+        among, mean = statistics.median(one for taken in cold for one in taken), statistics.fmean(low)
         print(f"{name}: {statistics.median(low):.1f} µs a layer, a cut {low[-1]:.1f}, on average {mean:.1f};")
-        print(f"  {statistics.median(counts[name]):.0f} operations, a cut {max(counts[name])}")
+        print(f"  {among:.1f} among other work;", end="")
+        print(f" {statistics.median(counts[name]):.0f} operations, a cut {max(counts[name])}")
+
+
+def stepped(caches: list[Any], token: list[mx.array], before: Callable[[], None] | None = None) -> Any:
+    """``forward`` of a token."""
+    if hasattr(caches[0], "plan"):
+        caches[0].make_mask(1)  # which begins a forward
+    return forward(caches, token, before)
 
 
 if __name__ == "__main__":
