@@ -137,6 +137,40 @@ def prompt_mass(
     return found
 
 
+def observed(
+    method: Method, stats: Mapping[str, mx.array], block: Any
+) -> tuple[Mapping[str, mx.array], mx.array] | None:
+    """Observe a prompt's queries by tensor cores, and score the rows: (statistics, scores ``[B, H, n]``).
+
+    None: they do not serve it, or the method has no lines of its own for them.
+    """
+    kernels = _own_lines(method, block.generated)
+    asked = None if kernels is None or not block.ordered else _asked(kernels, block)
+    if kernels is None or asked is None or not _multiplied_at(kernels, method, asked, block.length):
+        return None
+    found = _observed(kernels, method, stats, block, asked, block.generated)
+    return {**stats, **found.written}, found.score
+
+
+def _own_lines(method: Method, generated: Any) -> Any | None:
+    """The kernels, if they have the method's own lines for several queries at once."""
+    scorer, kernel = method.scorer, method.scorer.kernel
+    if kernel is None or kernel.layer or kernel.lines.adjust != "(logit)" or not isinstance(generated, int):
+        return None
+    return offered() if kernel.stands_for == (scorer.score, scorer.observe) else None
+
+
+def _observed(
+    kernels: Any, method: Method, stats: Mapping[str, mx.array], block: Any, asked: Any, generated: int
+) -> Any:
+    kernel = method.scorer.kernel
+    if kernel is None:
+        raise ValueError("a method without lines of its own")
+    asked, rule = _ruled(kernels, block, asked, **kernel.rule)
+    factors = kernel.factors(block.start + block.length - 1, generated, block.length)
+    return kernels.observed(target(), asked, rule, kernel.lines, stats, factors)
+
+
 def step(method: Method, stats: Mapping[str, Any], block: Any, *, whole: bool = False) -> Chosen | None:
     """Observe the queries of a block, score its rows, choose the one that goes, and put the next token there.
 
@@ -209,6 +243,12 @@ def _multiplied(method: Method, stats: Mapping[str, mx.array], layers: Layers, k
     scorer, sight, end = method.scorer, _Sight(layers), layers.start + layers.length
     if scorer.observe is None or scorer.window:
         return None
+    own = _own_lines(method, layers.generated)
+    if own is not None:
+        asked = own.Layers(*layers[:5])
+        found = _observed(own, method, stats, sight, asked, layers.generated)
+        stats = {**stats, **found.written}
+        return kept(method, found.score, layers.position, stats, keep, end=end, in_place=True)
     try:
         stats = scorer.observe(stats, sight)
         score = scorer.score(Held(stats, layers.position, end - 1, sight.read))

@@ -4,11 +4,12 @@ from vqx_kernels.attention import Asked, Layers, Rule, Step, fits, gained, mass,
 from vqx_kernels.bodies import Method
 from vqx_kernels.gathering import ARRAYS, gathered
 from vqx_kernels.keys import expected, spared
+from vqx_kernels.prompts import Observed
 from vqx_kernels.replaying import Replayed, Tile, replayed
 from vqx_kernels.selection import exchanged, kept, survivors, victim
 from vqx_kernels.small import Guard
 from vqx_kernels.targets import Target, choose, choose_at_once, describe, targets
-from vqx_kernels.tensor import prompt_mass, serves
+from vqx_kernels.tensor import observed, prompt_mass, serves
 from vqx_kernels.turning import Turns, turned, turned_together
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Guard",
     "Layers",
     "Method",
+    "Observed",
     "Replayed",
     "Rule",
     "Step",
@@ -33,6 +35,7 @@ __all__ = [
     "gathered",
     "kept",
     "mass",
+    "observed",
     "prompt_mass",
     "replayed",
     "serves",

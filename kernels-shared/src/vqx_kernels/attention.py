@@ -148,7 +148,7 @@ def _attend(
     then: str = "nothing",
     whole: bool = False,
 ) -> dict[str, mx.array]:
-    n, numbers = asked.position.shape[2], _numbers((asked.scale, *factors))
+    n, numbers = asked.position.shape[2], as_factors((asked.scale, *factors))
     arrays, shape, layers, place = asking(asked)
     held, length = [*arrays.values()], shape[3]
     arrays["position"] = asked.position
@@ -266,7 +266,7 @@ def _parts(
     return [*first, (("tops",), 1, count), (("columns",), SPAN, spans), *last]
 
 
-def _numbers(numbers: tuple[float | mx.array, ...]) -> mx.array:
+def as_factors(numbers: tuple[float | mx.array, ...]) -> mx.array:
     """Numbers as one array; one that the device alone knows, an array of one, stays there."""
     if mx.array not in map(type, numbers):
         return floats(numbers)

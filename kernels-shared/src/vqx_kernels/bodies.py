@@ -53,6 +53,7 @@ FRAGMENTS = {
     ),
     "bars": Fragment(("queries", "keys", "noise", "sinks", "factors", "sizes", "shares"), ("bars",)),
     "weighed": Fragment(("queries", "keys", "noise", "bars", "factors", "sizes"), ("piece",)),
+    "summed": Fragment(("piece", "position", "sizes", "factors", "starts"), ()),
 }
 ATTENTION = ("logits", "tops", "columns")
 TENSOR = ("bars", "weighed")
@@ -192,6 +193,10 @@ def compose(
             own = f"float score = gained;\n{method.text}\n{guard}"
             text = _read_ahead(text.replace("METHOD\n", own if ranks else method.text + "\n"), method.reads)
             text = text.replace("SPANS\n", _text("spans.vqx") if ranks else "")
+        if name == "summed":
+            asks += method.reads
+            gives += (*(f"{write}_out" for write in method.writes), "score_out")
+            text = _read_ahead(text.replace("METHOD\n", method.text + "\n"), method.reads)
         if name == "guarded":
             own = "" if method is GAINED else method.text + "\n"
             text = _read_ahead(text.replace("METHOD\n", own).replace("GUARD\n", guard))
@@ -206,7 +211,7 @@ def compose(
         writes += gives
         texts.append(text)
     attends = "columns" in names or "replayed" in names
-    name = "_".join((method.name, *names)) if attends else "_".join(names)
+    name = "_".join((method.name, *names)) if attends or "summed" in names else "_".join(names)
     name = name if layers == 1 else f"{name}_{layers}"
     hidden = ("logits", "tops") if attends else ()
     if names[-1] in ("replayed", "exchanged", "moved", "packed"):  # which leave no score to be ranked by

@@ -1,6 +1,7 @@
 """Whether tensor cores serve a prompt, and how far they are from float64, since they have no fixed bits."""
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -8,6 +9,8 @@ import numpy as np
 
 from vqx_kernels import prompts
 from vqx_kernels.attention import Asked, Layers, Rule
+from vqx_kernels.bodies import Method
+from vqx_kernels.prompts import Observed
 
 ERROR = 1e-4
 """Of a row's mass: as far as it may be from float64."""
@@ -114,6 +117,24 @@ def prompt_mass(
         temperature: divides the logits after that.
     """
     return prompts.prompt_mass(target, asked, rule, noise, temperature, _tried(target)[0])
+
+
+def observed(
+    target: str,
+    asked: Asked | Layers,
+    rule: Rule,
+    method: Method,
+    stats: Mapping[str, mx.array],
+    factors: Sequence[float | mx.array] = (),
+) -> Observed:
+    """Observe and score: what ``prompt_mass`` gives goes through the method's own lines, ``gained`` in them.
+
+    Args:
+        asked, rule: as of ``prompt_mass``.
+        method: lines that change no logits.
+        stats, factors: as of ``step``.
+    """
+    return prompts.observed(target, asked, rule, method, stats, factors, _tried(target)[0])
 
 
 def serves(target: str, asked: Asked | Layers) -> bool:

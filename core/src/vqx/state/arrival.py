@@ -133,7 +133,7 @@ def _alike(column: Any) -> mx.array:
     """A column; of one value for all rows nothing is copied."""
     if isinstance(column, np.ndarray) and column.size > 1 and not any(column.strides):
         return alike(column.shape, float(column.flat[0]))
-    return mx.array(column)
+    return column if isinstance(column, mx.array) else mx.array(column)
 
 
 def _count(keys: mx.array, start: int) -> mx.array:

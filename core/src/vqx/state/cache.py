@@ -361,7 +361,7 @@ class EvictingCache:
                 self.plan, layer, grouped, scale=scale, mask=mask, sinks=sinks, keys=keys, logits=logits,
                 known=known, given=weights,
             )  # fmt: skip
-            self.layer = layer if self.joined else judged(self.plan, layer)
+            self.layer = layer._replace(score=None) if self.joined else judged(self.plan, layer)
 
     def takes(self, keys: mx.array, mask: Any) -> bool:
         """Whether ``observe`` is better told the weights of the attention under way, with such a mask.

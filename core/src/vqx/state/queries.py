@@ -5,6 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from vqx import kernels
 from vqx.state import lanes
 from vqx.state.attention import Block, Known
 from vqx.state.layer import Layer, Places, Plan, Seen, Waiting, next_place, placed, position_of, stats_of
@@ -71,7 +72,12 @@ def watch(
         layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale, later)))
     if scorer.observe is None or plan.replays(layer):
         return layer
-    observed = scorer.observe(stats_of(layer), block)
+    found = kernels.observed(plan.method, stats_of(layer), block)
+    if found is not None:
+        observed, score = found
+        layer = layer._replace(score=score if layer.last > 1 and plan.due(layer) else None)
+    else:
+        observed = scorer.observe(stats_of(layer), block)
     if layer.heads > 1:
         observed = {name: lanes.own(column, layer.rows, layer.heads) for name, column in observed.items()}
     columns = {**layer.rows.columns, **observed}

@@ -178,7 +178,7 @@ def _check_queries(layer: Layer, plan: Plan, like: Layer) -> None:
     asked = scorer.window > 0 or (plan.replays(layer) and scorer.reads_queries)
     _want(seen is not None or not asked or layer.score is not None, "queries are missing")
     if layer.score is not None:
-        right = seen is None and scorer.observe is None and scorer.window == 1
+        right = seen is None and (scorer.observe is not None or scorer.window == 1)
         _want(right and layer.score.dtype == mx.float32, "scores")
         _, heads, n = layer.rows.position.shape
         _want(layer.score.shape in ((batch, heads, n), (batch, 1, n)), "scores")

@@ -1,0 +1,64 @@
+"""On CUDA, emulated, a prompt's chunks keep what MLX operations keep, and ask for the launches named here."""
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import vqx_kernels
+from vqx import EvictingCache, Options, kernels
+from vqx.state.turn import Turn
+from vqx.testing import Shape, cache_of, stream
+from vqx_kernels import testing
+
+LAYERS, CHUNK = 2, 40
+METHODS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
+    ("streaming-llm", {}, {}),
+    ("h2o", {}, {"bars": 3, "weighed": 3, "h2o_seen_summed": 3}),
+    ("h2o", {"decay": 0.97, "normalise": None}, {"bars": 3, "weighed": 3, "h2o_mass_summed": 3}),
+    ("keyformer", {}, {"bars": 3, "weighed": 3, "keyformer_rank_summed": 3}),
+    ("keyformer", {"noise": "logit"}, {"bars": 3, "weighed": 3}),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "each"), METHODS)
+def test_a_prompts_chunks_keep_what_mlx_operations_keep(
+    method: str, options: dict[str, Any], each: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``each``: launches of a layer that observe, in three chunks."""
+    monkeypatch.setattr(vqx_kernels.tensor, "_tried", lambda _: (True, ""))
+    text = [stream("gaussian", number, Shape(3 * CHUNK)).astype(mx.float16) for number in range(LAYERS)]
+    found, names = [], Counter[str]()
+    for target in ("reference", "cuda"):
+        monkeypatch.setattr(kernels, "target", partial(str, target))
+        caches, turn = (
+            [cache_of(method, Options(queries="model"), budget=24, **options) for _ in text],
+            Turn(),
+        )
+        for number, cache in enumerate(caches):
+            cache.number, cache.turn = number, turn
+            turn.join(cache)
+        with testing.recorded() as launches:
+            for first in range(0, 3 * CHUNK, CHUNK):
+                caches[0].make_mask(CHUNK)
+                for cache, tokens in zip(caches, text, strict=True):
+                    part = tokens.cut(first, first + CHUNK)
+                    keys, _ = cache.update_and_fetch(part.keys, part.values)
+                    cache.observe(part.queries, keys, 0.25, "causal", None)
+                mx.eval([cache.state for cache in caches])
+            found.append([_kept(cache) for cache in caches])
+        names = Counter(one.name.split("vqx_")[1].rpartition("_")[0] for _, one in launches)
+        assert (not names) == (target == "reference")
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-4)
+    observing = {name: number for name, number in names.items() if "survivors" not in name}
+    assert observing == {name: number * LAYERS for name, number in each.items()}
+
+
+def _kept(cache: EvictingCache) -> tuple[Any, Any]:
+    layer = cache.layer
+    assert layer is not None
+    return np.array(layer.rows.position), np.array([*layer.rows.columns.values()])
