@@ -21,3 +21,30 @@ def test_rows_stand_as_if_they_were_put_together(
     for number, one in enumerate(found):
         parts = [array[:, :, first : first + count] for array in arrays[number * each : (number + 1) * each]]
         assert mx.array_equal(one, mx.concatenate(parts, axis=2))
+
+
+@pytest.mark.parametrize("dtype", [mx.int32, mx.float32])
+def test_columns_stand_side_by_side(dtype: mx.Dtype) -> None:
+    columns = [mx.random.randint(0, 99, (2, 3, 70), key=mx.random.key(i)).astype(dtype) for i in range(5)]
+    with recorded() as launches:
+        found = gathering.joined("cuda", columns)
+        mx.eval(found)
+    assert len(launches) == 1
+    assert mx.array_equal(found, mx.concatenate(columns))
+
+
+@pytest.mark.parametrize(("keep", "capacity"), [(1, 1), (40, 77)])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_rows_of_many_arrays_are_picked_at_slots_of_their_own(
+    keep: int, capacity: int, dtype: mx.Dtype
+) -> None:
+    arrays = [mx.random.normal((2, 3, 50, 16), key=mx.random.key(i)).astype(dtype) for i in range(4)]
+    order = mx.argsort(mx.random.uniform(shape=(4, 3, 50), key=mx.random.key(9)), axis=2)
+    slots = mx.sort(order[..., :keep], axis=2).astype(mx.int32)
+    with recorded() as launches:
+        found = gathering.picked("cuda", arrays, slots, capacity)
+        mx.eval(found)
+    assert len(launches) == 1
+    for array, own, one in zip(arrays, 2 * mx.split(slots, 2), found, strict=True):
+        assert one.shape == (2, 3, capacity, 16)
+        assert mx.array_equal(one[:, :, :keep], mx.take_along_axis(array, own[..., None], axis=2))

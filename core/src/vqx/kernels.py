@@ -224,6 +224,35 @@ def kept_together(method: Method, stats: Mapping[str, mx.array], layers: Layers,
     return kept(None, found.ranked, layers.position, stats, keep, in_place=True)
 
 
+def settled(method: Method, stats: Mapping[str, mx.array], layers: Layers, keep: int) -> Kept | None:
+    """As ``kept`` for several layers, whose scores look at these queries; None as of ``together``."""
+    scorer, sight, end = method.scorer, _Sight(layers), layers.start + layers.length
+    if target() not in ("cuda", "host") or (layers.queries and not _fits(layers)):
+        return None
+    try:
+        held = Held(stats, layers.position, end - 1, sight.read, last=sight if layers.queries else None)
+        score = mx.broadcast_to(mx.array(scorer.score(held)), layers.position.shape)
+    except Apart:
+        return None
+    return kept(method, score, layers.position, stats, keep, end=end, in_place=False)
+
+
+def _fits(layers: Layers) -> bool:
+    """Whether kernels take the arrays of each of these layers."""
+    kernels, queries, keys = offered(), layers.queries[0], layers.keys[0]
+    batch, heads, *_ = keys.shape
+    grouped = _Shaped((batch, heads, queries.shape[1] // heads, *queries.shape[2:]), queries.dtype)
+    asked = (grouped, keys, layers.position, layers.start, layers.scale)
+    return kernels is not None and bool(kernels.fits(kernels.Asked(*asked)))
+
+
+class _Shaped(NamedTuple):
+    """How an array would lie that nobody makes."""
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+
+
 def multiplied(method: Method, layers: Layers, count: int) -> bool:
     """Whether tensor cores sum up what ``count`` queries of each layer give to rows, and no logits are there.
 
@@ -493,6 +522,28 @@ def gathered(arrays: Sequence[mx.array], each: int, first: int, count: int) -> l
     if kernels is None or target() != "cuda" or each > kernels.ARRAYS:
         return None
     found: list[mx.array] = kernels.gathered("cuda", arrays, each, first, count)
+    return found
+
+
+def joined(arrays: Sequence[mx.array]) -> mx.array:
+    """Arrays ``[B, H, n]`` of layers made alike, side by side: ``[L * B, H, n]``."""
+    kernels = offered()
+    if kernels is None or target() != "cuda" or len(arrays) > kernels.ARRAYS:
+        return mx.concatenate([*arrays])
+    found: mx.array = kernels.joined("cuda", arrays)
+    return found
+
+
+def picked(arrays: Sequence[mx.array], slots: mx.array, capacity: int) -> list[mx.array] | None:
+    """The rows at ``slots`` ``[L * B, H, m]`` of L arrays ``[B, H, N, D]``, or of several times L.
+
+    They stand first in an array ``[B, H, capacity, D]`` each; what stands behind them is unknown. None: no
+    kernel does it here, or for so many.
+    """
+    kernels = offered()
+    if kernels is None or target() != "cuda" or 2 * len(arrays) > kernels.ARRAYS:
+        return None
+    found: list[mx.array] = kernels.picked("cuda", arrays, slots, capacity)
     return found
 
 

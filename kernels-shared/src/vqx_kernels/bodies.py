@@ -46,6 +46,7 @@ FRAGMENTS = {
     "repeats": Fragment(("keys", "position", "sizes", "factors"), ("newest", "product")),
     "turned": Fragment(("keys", "slots", "steps", "sizes", "channels", "near", "far"), ("turned",)),
     "gathered": Fragment(("sizes",), ("gathered",)),
+    "picked": Fragment(("slots", "sizes"), ()),
     "spared": Fragment(("newest", "product", "sizes"), ("spared",)),
     "replayed": Fragment(
         ("products", "places", "sizes", "counts", "factors", "shares", "sinks"),
@@ -177,6 +178,11 @@ def compose(
             text = text.replace(
                 "FROM\n", "".join(f"case {i}: from = rows_{i}; break;\n" for i in range(layers))
             )
+        if name == "picked":
+            asks = (*(f"rows_{i}" for i in range(layers)), *asks)
+            gives = tuple(f"picked_{i}" for i in range(layers))
+            each = "".join(f"case {i}: from = rows_{i}; to = picked_{i}; break;\n" for i in range(layers))
+            text = text.replace("EACH\n", each)
         if name in ("tops", "columns"):
             asks += tuple(read for read in method.reads if read in method.adjust)
         if name == "replayed":

@@ -45,3 +45,45 @@ def _launch(target: str, dtype: mx.Dtype, number: int, each: int, shape: tuple[i
         parts=number,
         outputs=(((number // each * batch, heads, each * count, width), dtype),),
     )
+
+
+def joined(target: str, arrays: Sequence[mx.array]) -> mx.array:
+    """At most 256 arrays ``[B, H, n]``, one behind the other: as ``mx.concatenate`` of them."""
+    batch, heads, n = arrays[0].shape
+    launch = _launch(target, arrays[0].dtype, len(arrays), 1, (batch, heads, n, 1))
+    return launch([*arrays, _places(n, 0, n, 1, batch * heads, 1)])[0].reshape(-1, heads, n)
+
+
+SPAN = 32
+"""Rows of a block."""
+
+
+def picked(target: str, arrays: Sequence[mx.array], slots: mx.array, capacity: int) -> list[mx.array]:
+    """The rows of each array at slots of its own, the first ones of arrays ``[B, H, capacity, D]``.
+
+    Args:
+        arrays: ``[B, H, N, D]`` each, at most 128: those of L layers, then again of L layers, and so on.
+        slots: ``[L * B, H, m]`` int32, row by row.
+        capacity: at least m; rows from there on are not written.
+    """
+    (batch, heads, rows, width), keep, sets = arrays[0].shape, slots.shape[2], slots.shape[0]
+    launch = _picking(
+        target, arrays[0].dtype, len(arrays), keep, (batch, heads, capacity, width), sets // batch
+    )
+    return launch([*arrays, slots, _places(rows, keep, capacity, width)])
+
+
+@functools.lru_cache(maxsize=64)
+def _picking(
+    target: str, dtype: mx.Dtype, number: int, keep: int, shape: tuple[int, int, int, int], sets: int
+) -> Run:
+    lanes = shape[0] * shape[1]
+    return prepared(
+        target,
+        compose(("picked",), layers=number),
+        (*[dtype] * number, mx.int32, mx.int32),
+        (("SPAN", SPAN), ("LANES", lanes), ("SETS", sets)),
+        rows=lanes,
+        parts=number * -(-keep // SPAN),
+        outputs=((shape, dtype),) * number,
+    )

@@ -204,7 +204,8 @@ class EvictingCache:
         self._check(keys, values)
         if self.allotment is not None and layer is not None:
             keys = mx.depends([keys], [changing(self.number, self.change)])[0]
-        layer = admit(self.plan, layer, keys, values)
+        fresh = None if turn is None else turn.admitted(self, keys, values)
+        layer = admit(self.plan, layer, keys, values) if fresh is None else fresh
         if self.plan.method.scorer.reads_queries and self.plan.options.queries != "model":
             layer, queries = stand_ins(self.plan, layer, keys)
             layer = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5)

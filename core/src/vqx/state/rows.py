@@ -62,7 +62,7 @@ def append(rows: Rows, new: Rows, bound: int | None = None) -> Rows:
     """Write the S rows of ``new`` behind the n rows held; ``bound`` rows are as many as may ever be."""
     held, added = rows.position.shape[2], new.position.shape[2]
     rows = reserve(rows, held + added, bound)
-    keys, values = _written(rows.keys, new.keys, held), _written(rows.values, new.values, held)
+    keys, values = written(rows.keys, new.keys, held), written(rows.values, new.values, held)
     if not held:
         return Rows(keys, values, new.position, new.columns)
     return Rows(
@@ -77,13 +77,14 @@ def append_bare(rows: Rows, keys: mx.array, values: mx.array) -> Rows:
     """Write one row behind those filled, where there is room, and nothing else."""
     held_keys, held_values, position, columns, bare = rows
     at = position.shape[2] + bare
-    held_keys, held_values = held_keys[...], held_values[...]  # as in _written, without a call for each
+    held_keys, held_values = held_keys[...], held_values[...]  # as in written, without a call for each
     held_keys[:, :, at : at + 1] = keys
     held_values[:, :, at : at + 1] = values
     return Rows(held_keys, held_values, position, columns, bare + 1)
 
 
-def _written(buffer: mx.array, new: mx.array, at: int) -> mx.array:
+def written(buffer: mx.array, new: mx.array, at: int) -> mx.array:
+    """The buffer ``[B, H, capacity, D]`` with the rows of ``new`` from ``at`` on."""
     buffer = buffer[...]  # the array given stays as it is; in memory the rows are written in place
     buffer[:, :, at : at + new.shape[2]] = new
     return buffer
@@ -193,7 +194,7 @@ def move_behind(rows: Rows, late: Behind, slots: mx.array) -> Rows:
     at, head = mx.array([*late.members]), mx.arange(slots.shape[1])[:, None]
 
     def written(array: mx.array, new: mx.array) -> mx.array:
-        array = array[...]  # as in _written
+        array = array[...]  # as in written
         array[at[:, None, None], head, slots] = new
         return array
 

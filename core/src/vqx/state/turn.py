@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from vqx.state.chunks import Chunks
 from vqx.state.council import Council
 
 EARLY: ContextVar[int | None] = ContextVar("EARLY", default=None)
@@ -47,6 +48,7 @@ class Turn:
         self._numbers: set[int] = set()  # of the caches that ever joined
         self._made: Turn | None = None
         self.council = Council()
+        self.chunks = Chunks()
 
     def join(self, cache: Any) -> None:
         self._caches.append(weakref.ref(cache, self._caches.remove))
@@ -111,7 +113,7 @@ class Turn:
         if not self._before:
             for cache in self.caches:
                 cache.check_pending()
-        elif len(self._before) % EVERY == 0 and self._held <= early():
+        elif len(self._before) % EVERY == 0 and self._held + self.chunks.nbytes <= early():
             begun = BEGUN.get()
             mx.async_eval(keys) if begun is None else begun.append(keys)
         self._held += held
@@ -126,6 +128,14 @@ class Turn:
             raise ValueError(_BROKEN + ": start from fresh caches")
         self._before[cache.number] = before
 
+    def admitted(self, cache: Any, keys: mx.array, values: mx.array) -> Any:
+        """The layer of ``cache`` with new rows, as of ``vqx.state.chunks``; None: it goes by itself."""
+        if cache.allotment is not None:
+            return None
+        if not self.chunks.settled(cache):
+            self.chunks.settle(cache, self.caches, keys.shape[2])
+        return self.chunks.admitted(cache, keys, values)
+
     def done(self) -> None:
         """A cache has read them; once all have, nothing of before is held."""
         if len(self._before) == len(self._caches):
@@ -133,6 +143,7 @@ class Turn:
 
     def _over(self) -> None:
         self._before, self._held = {}, 0
+        self.chunks.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Turn":
         self.undo()

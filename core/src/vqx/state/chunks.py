@@ -1,0 +1,199 @@
+"""What a chunk of a prompt asks when it begins, settled for many layers at once where they are made alike.
+
+To ask a GPU for a launch takes its host longer than the GPU works on it: layers are more sequences of one
+layer, and a chunk asks once for all of them which rows stay, and once for these rows. Layers that differ, and
+devices without such kernels, go by ``vqx.state.settling``, which this equals.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from vqx import kernels
+from vqx.state.arrival import columns_of
+from vqx.state.cuts import AT_ONCE
+from vqx.state.layer import Layer, Plan
+from vqx.state.rows import Rows, capacity_for, pick, written
+
+TOGETHER = 2**27
+"""Bytes of rows that are settled at once: they are held beside those that stay of them, with their room."""
+
+MOST = 64
+"""Layers of a launch: it has the addresses of old and of new keys and values (``vqx_kernels.ARRAYS``)."""
+
+
+class Ready(NamedTuple):
+    """A layer that was settled before its own new rows come."""
+
+    before: Layer
+    layer: Layer  # as it is with the rows that come, whose keys and values are not written yet
+    length: int  # how many come
+
+
+class Chunks:
+    """The layers of one list of caches that were settled for the forward under way, and have not read it."""
+
+    def __init__(self) -> None:
+        self._ready: dict[int, Ready] = {}
+        self._apart: Any = None  # the method that no kernel served so
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the old rows of these layers."""
+        return sum(ready.before.rows.nbytes for ready in self._ready.values())
+
+    def clear(self) -> None:
+        self._ready = {}
+
+    def settled(self, cache: Any) -> bool:
+        """Whether its layer is one of them."""
+        return cache.number in self._ready
+
+    def admitted(self, cache: Any, keys: mx.array, values: mx.array) -> Layer | None:
+        """As ``vqx.state.arrival.admit`` of a layer that was settled; None: it was not."""
+        ready, length = self._ready.pop(cache.number, None), keys.shape[2]
+        if ready is None or ready.before is not cache.as_it_is or ready.length != length:
+            return None
+        rows = ready.layer.rows
+        at = rows.length - length
+        keys, values = written(rows.keys, keys, at), written(rows.values, values, at)
+        return ready.layer._replace(rows=rows._replace(keys=keys, values=values))
+
+    def settle(self, cache: Any, caches: Sequence[Any], length: int) -> None:
+        """Settle the layers from this cache's on that can be, before ``length`` rows come to each."""
+        plan, layer = cache.plan, cache.as_it_is
+        if plan.method is self._apart or layer is None or not _serves(plan, layer):
+            return
+        some, shape = [cache], _shape(layer)
+        for other in caches[caches.index(cache) + 1 :]:
+            also = other.plan.method is plan.method and other.plan.options == plan.options
+            if not also or other.as_it_is is None or _shape(other.as_it_is) != shape:
+                break
+            some.append(other)
+        some = some[: -(-len(some) // _groups(plan, layer, len(some)))]
+        layers = [each.as_it_is for each in some]
+        settled = _settled(plan, layers, length) if len(some) > 1 else None
+        if settled is None:
+            self._apart = plan.method if len(some) > 1 else self._apart
+            return
+        both = zip(some, layers, settled, strict=True)
+        self._ready = {each.number: Ready(before, after, length) for each, before, after in both}
+
+
+def _serves(plan: Plan, layer: Layer) -> bool:
+    """Whether a layer may be one of those that are settled together."""
+    method, seen = plan.method, layer.seen
+    if layer.last < 2 or plan.replays(layer) or not plan.due(layer) or plan.options.undo:
+        return False
+    if layer.heads > 1 or layer.each is not None or layer.rows.bare or layer.score is not None:
+        return False
+    if plan.compact or plan.packing is not None or plan.across is not None or layer.notes:
+        return False
+    if method.floor is not None or method.merge is not None or method.share is not None:
+        return False
+    if seen is not None and (seen.logits or seen.sinks is not None or seen.known is not None):
+        return False
+    if method.scorer.window and seen is None:
+        return False
+    return layer.waiting is None and kernels.target() in ("cuda", "host")
+
+
+def _shape(layer: Layer) -> Any:
+    """What has to be the same of all layers."""
+    rows, seen = layer.rows, layer.seen
+    asked = None if seen is None else (seen.queries.shape, seen.queries.dtype, seen.scale, seen.sinks)
+    columns = tuple((name, column.shape, column.dtype) for name, column in rows.columns.items())
+    own = (rows.keys.shape, rows.keys.dtype, rows.values.shape, rows.values.dtype, rows.position.shape)
+    counts = layer.tokens_seen, layer.generated, layer.last, layer.heads, rows.bare
+    return (*own, columns, asked, *counts)
+
+
+def _groups(plan: Plan, layer: Layer, layers: int) -> int:
+    """Parts that layers go to, so that none holds more at once than it may."""
+    rows, seen = layer.rows, layer.seen
+    logits = 0
+    if seen is not None and plan.method.scorer.window:
+        batch, heads, group, window, _ = seen.queries.shape
+        logits = batch * heads * group * window * rows.length
+    held = -(-layers * rows.nbytes // TOGETHER), -(-layers * logits // AT_ONCE)
+    return max(*held, -(-layers // MOST))
+
+
+class _Shaped(NamedTuple):
+    """What is known of rows that have not come."""
+
+    shape: tuple[int, ...]
+
+
+def _settled(plan: Plan, layers: Sequence[Layer], length: int) -> list[Layer] | None:
+    """Each of several layers made alike with what stays of it, and room for ``length`` rows that come.
+
+    None: no kernel serves the method so, or it takes the rows themselves to tell what they start with.
+    """
+    method, first, number = plan.method, layers[0], len(layers)
+    keep, rows, window = method.budget, first.rows, method.scorer.window
+    batch, heads, _, width = rows.keys.shape
+    like: Any = _Shaped((number * batch, heads, length, width))
+    start = first.tokens_seen
+    try:
+        new = columns_of(plan, like, like, start)
+    except AttributeError:
+        return None
+    shape = (number * batch, heads, length)
+    held = {name: [layer.rows.columns[name] for layer in layers] for name in rows.columns}
+    if any(column.shape != shape for column in new.values()) or held.keys() != new.keys():
+        return None
+    seen = [layer.seen for layer in layers if layer.seen is not None and window]
+    queries = [each.queries[..., -window:, :] for each in seen]
+    stay = kernels.settled(
+        method,
+        {name: kernels.joined(columns) for name, columns in held.items()},
+        kernels.Layers(
+            [asked.reshape(batch, -1, *asked.shape[3:]) for asked in queries],
+            [layer.rows.keys for layer in layers],
+            kernels.joined([layer.rows.position for layer in layers]),
+            start - (queries[0].shape[3] if queries else 1),
+            seen[0].scale if seen else 1.0,
+            0,
+        ),
+        keep,
+    )
+    if stay is None:
+        return None
+    come = mx.broadcast_to(mx.arange(start, start + length, dtype=mx.int32), shape)
+    position = mx.split(mx.concatenate([stay.position, come], axis=2), number)
+    columns = {
+        name: mx.split(mx.concatenate([column, new[name]], axis=2), number)
+        for name, column in stay.columns.items()
+    }
+    picked = _picked(layers, stay.slots, max(length, plan.options.interval))
+    found = []
+    for place, (layer, (keys, values)) in enumerate(zip(layers, picked, strict=True)):
+        own = {name: column[place] for name, column in columns.items()}
+        found.append(
+            layer._replace(
+                rows=Rows(keys, values, position[place], own),
+                tokens_seen=start + length,
+                last=length,
+                generated=layer.generated + 1 if length == 1 else 0,
+                evicted=True,
+                gone=None,
+            )
+        )
+    return found
+
+
+def _picked(layers: Sequence[Layer], slots: mx.array, room: int) -> list[tuple[mx.array, mx.array]]:
+    """Keys and values of each layer's rows at ``slots`` ``[L * B, H, m]``, with ``room`` rows more."""
+    held, keep, number = [layer.rows for layer in layers], slots.shape[2], len(layers)
+    capacity = capacity_for(keep + room, held[0].keys)
+    keys, values = [rows.keys for rows in held], [rows.values for rows in held]
+    alike = (keys[0].shape, keys[0].dtype) == (values[0].shape, values[0].dtype)
+    parts = [[*keys, *values]] if alike else [keys, values]
+    found = [kernels.picked(arrays, slots, capacity) for arrays in parts]
+    together = [array for arrays in found for array in arrays or ()]
+    if together:
+        return [*zip(together[:number], together[number:], strict=True)]
+    each = [pick(rows, own, room) for rows, own in zip(held, mx.split(slots, number), strict=True)]
+    return [(rows.keys, rows.values) for rows in each]
