@@ -191,3 +191,32 @@ def test_one_launch_moves_the_rows_of_all_layers_on_cuda(
     assert names[0] == 2 * ["gathered", "logits", "ranked", "picked_0"]
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_layers_whose_scores_are_held_settle_together_though_their_scorers_differ(
+    settled: list[Any], stream: Any
+) -> None:
+    """As where tensor cores score a prompt's rows: each layer's noise is its own."""
+
+    def noisy(number: int) -> Scorer:
+        def init(new: Any) -> Any:
+            place = mx.arange(new.start, new.start + new.length)
+            noise = mx.broadcast_to(mx.sin(place * (number + 2.0)), (new.batch, new.heads, new.length))
+            return {"noise": noise}
+
+        return Scorer(score=lambda held: held.stats["noise"], init=init)
+
+    text, found = drawn(stream), []
+    for together in (True, False):
+        made = caches(SCORERS["ages"], together=together)
+        for number, cache in enumerate(made):
+            cache.plan = cache.plan._replace(method=cache.plan.method._replace(scorer=noisy(number)))
+        for length in (20, 17, 9):
+            forward(made, text, length)
+            for cache in made:
+                noise = cache.layer.rows.columns["noise"]
+                cache.layer = cache.layer._replace(score=noise * 2.0)
+        found.append([*held(made), *(np.array(cache.layer.score) for cache in made)])
+    assert [len(layers) for layers in settled] == [3, 3]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -67,13 +67,13 @@ class Chunks:
             return
         some, shape = [cache], _shape(layer)
         for other in caches[caches.index(cache) + 1 :]:
-            also = other.plan.method is plan.method and other.plan.options == plan.options
-            if not also or other.as_it_is is None or _shape(other.as_it_is) != shape:
+            held = other.as_it_is
+            if held is None or not _alike(plan, other.plan, layer) or _shape(held) != shape:
                 break
             some.append(other)
         some = some[: -(-len(some) // _groups(plan, layer, len(some)))]
         layers = [each.as_it_is for each in some]
-        settled = _settled(plan, layers, length) if len(some) > 1 else None
+        settled = _settled([each.plan for each in some], layers, length) if len(some) > 1 else None
         if settled is None:
             self._apart = plan.method if len(some) > 1 else self._apart
             return
@@ -86,7 +86,7 @@ def _serves(plan: Plan, layer: Layer) -> bool:
     method, seen = plan.method, layer.seen
     if layer.last < 2 or plan.replays(layer) or not plan.due(layer) or plan.options.undo:
         return False
-    if layer.heads > 1 or layer.each is not None or layer.rows.bare or layer.score is not None:
+    if layer.heads > 1 or layer.each is not None or layer.rows.bare or layer.waiting is not None:
         return False
     if plan.compact or plan.packing is not None or plan.across is not None or layer.notes:
         return False
@@ -94,9 +94,18 @@ def _serves(plan: Plan, layer: Layer) -> bool:
         return False
     if seen is not None and (seen.logits or seen.sinks is not None or seen.known is not None):
         return False
-    if method.scorer.window and seen is None:
+    if method.scorer.window and seen is None and layer.score is None:
         return False
-    return layer.waiting is None and kernels.target() in ("cuda", "host")
+    return kernels.target() in ("cuda", "host")
+
+
+def _alike(plan: Plan, other: Plan, layer: Layer) -> bool:
+    """Whether two layers rank alike; where scores are held, methods that make them may differ."""
+    if plan.options != other.options:
+        return False
+    if layer.score is None or plan.method is other.method:
+        return plan.method is other.method
+    return other.method._replace(scorer=plan.method.scorer) == plan.method
 
 
 def _shape(layer: Layer) -> Any:
@@ -105,15 +114,16 @@ def _shape(layer: Layer) -> Any:
     asked = None if seen is None else (seen.queries.shape, seen.queries.dtype, seen.scale, seen.sinks)
     columns = tuple((name, column.shape, column.dtype) for name, column in rows.columns.items())
     own = (rows.keys.shape, rows.keys.dtype, rows.values.shape, rows.values.dtype, rows.position.shape)
+    score = None if layer.score is None else layer.score.shape
     counts = layer.tokens_seen, layer.generated, layer.last, layer.heads, rows.bare
-    return (*own, columns, asked, *counts)
+    return (*own, columns, asked, score, *counts)
 
 
 def _groups(plan: Plan, layer: Layer, layers: int) -> int:
     """Parts that layers go to, so that none holds more at once than it may."""
     rows, seen = layer.rows, layer.seen
     logits = 0
-    if seen is not None and plan.method.scorer.window:
+    if seen is not None and plan.method.scorer.window and layer.score is None:
         batch, heads, group, window, _ = seen.queries.shape
         logits = batch * heads * group * window * rows.length
     held = -(-layers * rows.nbytes // TOGETHER), -(-layers * logits // AT_ONCE)
@@ -126,40 +136,17 @@ class _Shaped(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _settled(plan: Plan, layers: Sequence[Layer], length: int) -> list[Layer] | None:
+def _settled(plans: Sequence[Plan], layers: Sequence[Layer], length: int) -> list[Layer] | None:
     """Each of several layers made alike with what stays of it, and room for ``length`` rows that come.
 
     None: no kernel serves the method so, or it takes the rows themselves to tell what they start with.
     """
-    method, first, number = plan.method, layers[0], len(layers)
-    keep, rows, window = method.budget, first.rows, method.scorer.window
-    batch, heads, _, width = rows.keys.shape
-    like: Any = _Shaped((number * batch, heads, length, width))
-    start = first.tokens_seen
-    try:
-        new = columns_of(plan, like, like, start)
-    except AttributeError:
-        return None
-    shape = (number * batch, heads, length)
-    held = {name: [layer.rows.columns[name] for layer in layers] for name in rows.columns}
-    if any(column.shape != shape for column in new.values()) or held.keys() != new.keys():
-        return None
-    seen = [layer.seen for layer in layers if layer.seen is not None and window]
-    queries = [each.queries[..., -window:, :] for each in seen]
-    stay = kernels.settled(
-        method,
-        {name: kernels.joined(columns) for name, columns in held.items()},
-        kernels.Layers(
-            [asked.reshape(batch, -1, *asked.shape[3:]) for asked in queries],
-            [layer.rows.keys for layer in layers],
-            kernels.joined([layer.rows.position for layer in layers]),
-            start - (queries[0].shape[3] if queries else 1),
-            seen[0].scale if seen else 1.0,
-            0,
-        ),
-        keep,
-    )
-    if stay is None:
+    plan, first, number = plans[0], layers[0], len(layers)
+    batch, heads, _ = first.rows.position.shape
+    start, shape = first.tokens_seen, (number * batch, heads, length)
+    new = _columns(plans, layers, shape, start)
+    stay = None if new is None else _staying(plan, layers)
+    if new is None or stay is None:
         return None
     come = mx.broadcast_to(mx.arange(start, start + length, dtype=mx.int32), shape)
     position = mx.split(mx.concatenate([stay.position, come], axis=2), number)
@@ -178,10 +165,48 @@ def _settled(plan: Plan, layers: Sequence[Layer], length: int) -> list[Layer] | 
                 last=length,
                 generated=layer.generated + 1 if length == 1 else 0,
                 evicted=True,
+                score=None,
                 gone=None,
             )
         )
     return found
+
+
+def _columns(
+    plans: Sequence[Plan], layers: Sequence[Layer], shape: tuple[int, int, int], start: int
+) -> dict[str, mx.array] | None:
+    """What new rows of all layers start with, each ``shape`` ``[L * B, H, S]``; None: that takes the rows."""
+    width, scorer = layers[0].rows.keys.shape[3], plans[0].method.scorer
+    apart = any(plan.method.scorer.init is not scorer.init for plan in plans)
+    own = (shape[0] // len(layers), *shape[1:]) if apart else shape
+    like: Any = _Shaped((*own, width))
+    try:
+        each = [columns_of(plan, like, like, start) for plan in (plans if apart else plans[:1])]
+    except AttributeError:
+        return None
+    names = layers[0].rows.columns.keys()
+    if any(new.keys() != names or any(column.shape != own for column in new.values()) for new in each):
+        return None
+    return {name: kernels.joined([new[name] for new in each]) for name in names} if apart else each[0]
+
+
+def _staying(plan: Plan, layers: Sequence[Layer]) -> kernels.Kept | None:
+    """The rows that stay of each layer, ``[L * B, H, budget]``; None: no kernel serves the method so."""
+    method, first = plan.method, layers[0]
+    keep, window, end = method.budget, method.scorer.window, first.tokens_seen
+    position = kernels.joined([layer.rows.position for layer in layers])
+    names = first.rows.columns
+    columns = {name: kernels.joined([layer.rows.columns[name] for layer in layers]) for name in names}
+    scores = [layer.score for layer in layers if layer.score is not None]
+    if scores:
+        score = mx.broadcast_to(kernels.joined(scores), position.shape)
+        return kernels.kept(method, score, position, columns, keep, end=end, in_place=False)
+    seen = [layer.seen for layer in layers if layer.seen is not None and window]
+    queries = [each.queries[..., -window:, :] for each in seen]
+    queries = [each.reshape(each.shape[0], -1, *each.shape[3:]) for each in queries]
+    asked = queries, [layer.rows.keys for layer in layers], position
+    start, scale = end - (queries[0].shape[2] if queries else 1), seen[0].scale if seen else 1.0
+    return kernels.settled(method, columns, kernels.Layers(*asked, start, scale, 0), keep)
 
 
 def _picked(layers: Sequence[Layer], slots: mx.array, room: int) -> list[tuple[mx.array, mx.array]]:
