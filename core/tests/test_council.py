@@ -180,6 +180,42 @@ def test_in_compact_positions_layers_keep_together_what_each_keeps_by_operations
     np.testing.assert_allclose(*(np.array(mx.array(outputs)) for outputs in given), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("positions", ["absolute", "compact"])
+@pytest.mark.parametrize("interval", [1, 6])
+@pytest.mark.parametrize("name", SCORERS)
+def test_wherever_forwards_end_nothing_of_them_stays(
+    name: str, interval: int, positions: str, loops: list[Any], stream: Any
+) -> None:
+    """Before each token another is read by a layer or two, of which the latest has no attention yet."""
+    text, others = ([stream(70, seed=first + number) for number in range(LAYERS)] for first in (0, LAYERS))
+    found: list[list[Any]] = []
+    given = []
+    for ends in (True, False):
+        found.append([])
+        made = caches(SCORERS[name], together=True, interval=interval, positions=positions)
+        for number, length in enumerate((20, *[1] * 30)):
+            if ends and number:
+                whole = number % (LAYERS - 1)
+                forward(made, others, 1, layers=whole)
+                _, keys, values = others[whole]
+                mx.eval(made[whole].update_and_fetch(keys[..., :1, :], values[..., :1, :]))
+                if number % 2:
+                    mx.eval(made[0].position)
+            made[0].make_mask(length)  # which begins another
+            found[-1] += [cache.offset for cache in made]
+            if number % 7 == 6:
+                found[-1] += held(made)
+            given.append(forward(made, text, length))
+        found[-1] += held(made)
+        assert len(loops) >= (12 if interval == 1 else 3)
+        loops.clear()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    half = len(given) // 2
+    for one, other in zip(given[:half], given[half:], strict=True):
+        np.testing.assert_array_equal(np.array(mx.array(one)), np.array(mx.array(other)))
+
+
 def test_the_mean_over_heads_is_taken_where_the_row_is_chosen(
     loops: list[Any], stream: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,10 +181,13 @@ def asking(
     one, heads, capacity, width = asked.keys[0].shape
     _, count, length, _ = asked.queries[0].shape
     layers = len(asked.keys)
-    arrays: dict[str, mx.array] = {}
-    for name, each in (("queries", asked.queries), ("keys", asked.keys)):
-        arrays.update({f"{name}_{i}": array for i, array in enumerate(each)})
+    arrays = dict(zip(_names(layers), (*asked.queries, *asked.keys), strict=True))
     return arrays, (layers * one, heads, count // heads, length, width), layers, (one * heads, capacity)
+
+
+@functools.cache
+def _names(layers: int) -> list[str]:
+    return [f"{name}_{i}" for name in ("queries", "keys") for i in range(layers)]
 
 
 @functools.lru_cache(maxsize=1024)

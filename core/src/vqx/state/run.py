@@ -77,16 +77,17 @@ class Run:
 
     def now(self) -> tuple[Any, ...]:
         """What it is before a token, for ``go_back``: who holds it keeps rows from being written in place."""
-        return self._keys, self._values, self._turned, self._rows
+        held = self._queries
+        return self._keys, self._values, self._turned, self._rows, held[-1] if held else None
 
     def go_back(self, before: tuple[Any, ...]) -> None:
         """Be as ``now`` said before the latest token."""
         count = self._rows
-        self._keys, self._values, self._turned, self._rows = before
+        self._keys, self._values, self._turned, self._rows, latest = before
         count -= self._rows
-        if count and self._watches and self.read is None:
-            self._queries.pop()
         self.left, self.offset, self.read = self.left + count, self.offset - count, None
+        if latest is not None and self._queries[-1] is not latest:
+            self._queries.pop()
 
     def longer(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array]:
         """Take a token, ``[B, H, 1, *]``; what attention reads: ``[B, H, n, D]`` and ``[B, H, n, Dv]``."""

@@ -97,9 +97,9 @@ class Seat:
         """Take a token, ``[B, H, 1, *]``, over the row that goes; what attention reads: ``[B, H, n, *]``."""
         place, ahead, n = self.place, self._council.ahead, self.rows
         slot = ahead.slots[place]
-        self.keys = keys = mx.put_along_axis(self.keys, slot, key, axis=2)
-        self._values = values = mx.put_along_axis(self._values, slot, value, axis=2)
-        self.held = ahead
+        keys = mx.put_along_axis(self.keys, slot, key, axis=2)
+        values = mx.put_along_axis(self._values, slot, value, axis=2)
+        self.keys, self._values, self.held = keys, values, ahead
         self.end += 1
         turned = ahead.turned.pop(place, None) if self.compact else None
         if turned is not None:
