@@ -54,9 +54,40 @@ def test_a_prompts_chunks_keep_what_mlx_operations_keep(
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
         np.testing.assert_allclose(one[1], other[1], rtol=1e-4)
+    assert names.pop(f"nans_{LAYERS}") == 3  # one a forward
     settling = ("survivors", "gathered", "picked")
     observing = {name: number for name, number in names.items() if not any(n in name for n in settling)}
     assert observing == {name: number * LAYERS for name, number in each.items()}
+
+
+@pytest.mark.parametrize("bad", range(LAYERS))
+def test_nan_keys_are_found_in_one_launch_and_refused(bad: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last number of the last row that a prompt's forward brought, of one layer."""
+    monkeypatch.setattr(kernels, "target", lambda: "cuda")
+    tokens = stream("gaussian", 0, Shape(2 * CHUNK)).astype(mx.bfloat16)
+    caches = _caches("streaming-llm")
+    with testing.recorded() as launches:
+        for first, spoilt in ((0, -1), (CHUNK, bad)):
+            caches[0].make_mask(CHUNK)
+            for number, cache in enumerate(caches):
+                part = tokens.cut(first, first + CHUNK)
+                lift = mx.zeros(part.keys.shape, mx.bfloat16)
+                lift[-1, -1, -1, -1] = mx.nan if number == spoilt else 0
+                cache.update_and_fetch(part.keys + lift, part.values)
+            mx.eval([cache.state for cache in caches])
+        caches[0].make_mask(CHUNK)
+        with pytest.raises(ValueError, match=f"layer {bad}: keys of the last {CHUNK} tokens hold NaN"):
+            caches[0].update_and_fetch(tokens.keys, tokens.values)
+    assert [f"nans_{LAYERS}" in one.name for _, one in launches].count(True) == 2
+
+
+def _caches(method: str, **options: Any) -> list[EvictingCache]:
+    engine, turn = Options(queries="model"), Turn()
+    caches = [cache_of(method, engine, budget=24, **options) for _ in range(LAYERS)]
+    for number, cache in enumerate(caches):
+        cache.number, cache.turn = number, turn
+        turn.join(cache)
+    return caches
 
 
 def _kept(cache: EvictingCache) -> tuple[Any, Any]:

@@ -181,14 +181,13 @@ def test_one_launch_moves_the_rows_of_all_layers_on_cuda(
     for target, together in (("cuda", True), ("host", False)):
         monkeypatch.setattr(kernels, "target", partial(str, target))
         made = caches(SCORERS["the latest query, all heads"], together=together)
-        forward(made, text, 20)
         with testing.recorded() as launches:
-            for length in (17, 9):
+            for length in (20, 17, 9):
                 forward(made, text, length)
         names.append([launch.outputs[0][0] for _, launch in launches])
         found.append(held(made))
-    # positions, scores, what stays, keys and values
-    assert names[0] == 2 * ["gathered", "logits", "ranked", "picked_0"]
+    # positions, scores, what stays, keys and values; and whether new keys are NaN
+    assert names[0] == ["nans", *2 * ["gathered", "logits", "ranked", "picked_0", "nans"]]
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -183,6 +183,25 @@ def test_keys_alone_are_served_where_it_paid(
     assert asked == [(name, target) for name in served]
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_nan_is_found_in_any_of_the_rows_asked_for_and_in_no_other(
+    dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vqx_kernels.gathering, "LOOKED", 70)  # three pieces of 10 rows of 16 numbers
+    vqx_kernels.gathering._look.cache_clear()
+    arrays = [mx.full((2, 2, 20, 16), -mx.inf, dtype) for _ in range(5)]
+    for number, place in enumerate(((0, 0, 4, 15), (0, 0, 5, 0), (1, 1, 14, 15), (1, 0, 15, 0))):
+        arrays[number][place] = mx.nan
+    found = []
+    for where in ("reference", "cuda"):
+        monkeypatch.setattr(kernels, "target", lambda where=where: where)
+        with testing.recorded() as launches:
+            found.append([nan.item() for nan in kernels.nans(arrays, 5, 10)])
+    assert found == [[False, True, True, False, False]] * 2
+    assert len(launches) == 1
+    vqx_kernels.gathering._look.cache_clear()
+
+
 @pytest.mark.parametrize("target", ["metal", "cuda"])
 def test_a_prompts_cut_keeps_the_rows_of_mlx_operations(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = np.random.Generator(np.random.Philox(8))

@@ -547,6 +547,24 @@ def picked(arrays: Sequence[mx.array], slots: mx.array, capacity: int) -> list[m
     return found
 
 
+def nans(arrays: Sequence[mx.array], first: int, count: int) -> list[mx.array]:
+    """Whether rows ``first`` to ``first + count`` of arrays ``[B, H, N, D]`` hold NaN: ``[1]`` of each.
+
+    Of all in one launch on CUDA, where they are alike.
+    """
+    kernels, some = offered(), arrays[0]
+    alike = len({(array.shape, array.dtype) for array in arrays}) == 1
+    if kernels is None or not alike or not looks(some):
+        return [mx.any(mx.isnan(array[:, :, first : first + count])).reshape(1) for array in arrays]
+    found: list[mx.array] = kernels.nans("cuda", arrays, first, count)
+    return found
+
+
+def looks(array: mx.array) -> bool:
+    """Whether one launch would look for NaN in many arrays of this one's type."""
+    return target() == "cuda" and array.dtype in FLOATS
+
+
 def turned(
     keys: mx.array, steps: mx.array, turns: Callable[[], Turns], *, whole: bool = False
 ) -> mx.array | None:

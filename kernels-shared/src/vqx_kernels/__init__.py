@@ -2,7 +2,7 @@
 
 from vqx_kernels.attention import Asked, Layers, Rule, Step, fits, gained, mass, step
 from vqx_kernels.bodies import Method
-from vqx_kernels.gathering import ARRAYS, gathered, joined, picked
+from vqx_kernels.gathering import ARRAYS, gathered, joined, nans, picked
 from vqx_kernels.keys import expected, spared
 from vqx_kernels.prompts import Observed
 from vqx_kernels.replaying import Replayed, Tile, replayed
@@ -36,6 +36,7 @@ __all__ = [
     "joined",
     "kept",
     "mass",
+    "nans",
     "observed",
     "picked",
     "prompt_mass",

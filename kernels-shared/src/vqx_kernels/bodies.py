@@ -47,6 +47,7 @@ FRAGMENTS = {
     "turned": Fragment(("keys", "slots", "steps", "sizes", "channels", "near", "far"), ("turned",)),
     "gathered": Fragment(("sizes",), ("gathered",)),
     "picked": Fragment(("slots", "sizes"), ()),
+    "nans": Fragment(("sizes",), ("nans",)),
     "spared": Fragment(("newest", "product", "sizes"), ("spared",)),
     "replayed": Fragment(
         ("products", "places", "sizes", "counts", "factors", "shares", "sinks"),
@@ -173,7 +174,7 @@ def compose(
             asks = (*(f"keys_{i}" for i in range(layers)), *asks[1:])
             gives = tuple(f"turned_{i}" for i in range(layers))
             text = _of_layers(text, layers, ("keys", "turned"))
-        if name == "gathered":
+        if name in ("gathered", "nans"):
             asks = (*(f"rows_{i}" for i in range(layers)), *asks)
             text = text.replace(
                 "FROM\n", "".join(f"case {i}: from = rows_{i}; break;\n" for i in range(layers))

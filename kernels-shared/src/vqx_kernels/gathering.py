@@ -1,4 +1,4 @@
-"""Rows of many arrays in one, by one launch: a GPU's host takes longer to ask for each than to copy all."""
+"""Rows of many arrays in one launch: a GPU's host takes longer to ask for each than to go through all."""
 
 import functools
 from collections.abc import Sequence
@@ -86,4 +86,34 @@ def _picking(
         rows=lanes,
         parts=number * -(-keep // SPAN),
         outputs=((shape, dtype),) * number,
+    )
+
+
+LOOKED = 8448
+"""Numbers that a block looks at."""
+
+
+def nans(target: str, arrays: Sequence[mx.array], first: int, count: int) -> list[mx.array]:
+    """Whether rows ``first`` to ``first + count`` of arrays ``[B, H, N, D]`` hold NaN: ``[1]`` of each."""
+    batch, heads, rows, width = arrays[0].shape
+    pieces, lanes = -(-count * width // LOOKED), batch * heads
+    at = _places(rows, first, count, pieces, lanes, width)
+    found: list[mx.array] = []
+    for begin in range(0, len(arrays), ARRAYS):
+        some = arrays[begin : begin + ARRAYS]
+        launch = _look(target, arrays[0].dtype, len(some), pieces, lanes)
+        found += mx.split(mx.any(launch([*some, at])[0], axis=1), len(some))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _look(target: str, dtype: mx.Dtype, number: int, pieces: int, lanes: int) -> Run:
+    return prepared(
+        target,
+        compose(("nans",), layers=number),
+        (*[dtype] * number, mx.int32),
+        (("SPAN", LOOKED),),
+        rows=lanes,
+        parts=number * pieces,
+        outputs=(((number, lanes * pieces), mx.bool_),),
     )

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from vqx import kernels
 from vqx.options import Options, at_least
 from vqx.scorers import Method
 from vqx.state import lanes
@@ -211,7 +212,7 @@ class EvictingCache:
             layer = watch(self.plan, layer, queries[:, :, None], scale=keys.shape[-1] ** -0.5)
         self.layer = layer
         if keys.shape[2] > 1:
-            self._nan = mx.any(mx.isnan(keys))
+            self._look(keys)
         elif self.allotment is None:
             self._spare, self._shapes = self.plan.spare(layer), (keys.shape, values.shape)
         self._loose = True
@@ -219,6 +220,18 @@ class EvictingCache:
         if not self._unshown:  # attention is not watched, so what it reads is what can be tied
             keys = mx.depends([keys], self.loose())[0]
         return self._admitted(keys, values)
+
+    def _look(self, keys: mx.array) -> None:
+        """Find out whether a key of the forward is NaN; of all layers at once where one launch does it."""
+        together = self.turn is not None and self.plan.packing is None and cast(Layer, self._layer).heads == 1
+        if together and self.turn is not None and kernels.looks(keys):
+            self.turn.look(self)
+        else:
+            self._nan = mx.any(mx.isnan(keys))
+
+    def looked(self, nan: mx.array) -> None:
+        """Take whether a key of the forward is NaN, ``[1]`` booleans."""
+        self._nan = nan
 
     def _goes_on(self, run: Run | Seat, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """As ``update_and_fetch`` for a token of a run."""

@@ -24,13 +24,13 @@ def _few(batch: int, heads: int, length: int) -> bool:
     return length >= 16 and batch * heads * length <= MOST  # single tokens would push prompts out
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=2)
 def _counted(batch: int, heads: int, start: int, length: int) -> mx.array:
     place = mx.arange(start, start + length, dtype=mx.int32)
     return _under_way(place + mx.zeros((batch, heads, 1), mx.int32))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=2)
 def _alike(shape: tuple[int, int, int], value: float) -> mx.array:
     return _under_way(mx.full(shape, value, mx.float32))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from vqx import kernels
 from vqx.state.chunks import Chunks
 from vqx.state.council import Council
 
@@ -45,6 +46,7 @@ class Turn:
         self._caches: list[weakref.ref[Any]] = []
         self._before: dict[int, Any] = {}
         self._held = 0  # bytes of the rows among it, in a prompt
+        self._unlooked: list[Any] = []  # caches whose new keys nobody looked at
         self._numbers: set[int] = set()  # of the caches that ever joined
         self._made: Turn | None = None
         self.council = Council()
@@ -136,13 +138,32 @@ class Turn:
             self.chunks.settle(cache, self.caches, keys.shape[2])
         return self.chunks.admitted(cache, keys, values)
 
+    def look(self, cache: Any) -> None:
+        """Say whether the keys that ``cache`` has read hold NaN, of all layers at once after the last one."""
+        self._unlooked.append(cache)
+        if len(self._before) < len(self._caches):
+            return
+        caches, self._unlooked = self._unlooked, []
+        rows = [cache.as_it_is.rows for cache in caches]
+        kinds = [(one.length, one.keys.shape, one.keys.dtype) for one in rows]
+        nans: dict[int, mx.array] = {}
+        for kind in set(kinds):
+            alike = [place for place, other in enumerate(kinds) if other == kind]
+            count = caches[alike[0]].as_it_is.last
+            found = kernels.nans([rows[place].keys for place in alike], kind[0] - count, count)
+            nans.update(zip(alike, found, strict=True))
+        for place, other in enumerate(caches):
+            other.looked(nans[place])
+        # the others' are evaluated with the last one's, which is tied to what attention gives
+        cache.looked(mx.depends([nans.pop(len(caches) - 1)], [*nans.values()])[0])
+
     def done(self) -> None:
         """A cache has read them; once all have, nothing of before is held."""
         if len(self._before) == len(self._caches):
             self._over()
 
     def _over(self) -> None:
-        self._before, self._held = {}, 0
+        self._before, self._held, self._unlooked = {}, 0, []
         self.chunks.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Turn":
