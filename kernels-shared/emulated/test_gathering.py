@@ -33,12 +33,12 @@ def test_columns_stand_side_by_side(dtype: mx.Dtype) -> None:
     assert mx.array_equal(found, mx.concatenate(columns))
 
 
-@pytest.mark.parametrize(("keep", "capacity"), [(1, 1), (40, 77)])
+@pytest.mark.parametrize(("keep", "capacity", "width"), [(1, 1, 16), (40, 77, 64), (33, 50, 12)])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_rows_of_many_arrays_are_picked_at_slots_of_their_own(
-    keep: int, capacity: int, dtype: mx.Dtype
+    keep: int, capacity: int, width: int, dtype: mx.Dtype
 ) -> None:
-    arrays = [mx.random.normal((2, 3, 50, 16), key=mx.random.key(i)).astype(dtype) for i in range(4)]
+    arrays = [mx.random.normal((2, 3, 50, width), key=mx.random.key(i)).astype(dtype) for i in range(4)]
     order = mx.argsort(mx.random.uniform(shape=(4, 3, 50), key=mx.random.key(9)), axis=2)
     slots = mx.sort(order[..., :keep], axis=2).astype(mx.int32)
     with recorded() as launches:
@@ -46,5 +46,5 @@ def test_rows_of_many_arrays_are_picked_at_slots_of_their_own(
         mx.eval(found)
     assert len(launches) == 1
     for array, own, one in zip(arrays, 2 * mx.split(slots, 2), found, strict=True):
-        assert one.shape == (2, 3, capacity, 16)
+        assert one.shape == (2, 3, capacity, width)
         assert mx.array_equal(one[:, :, :keep], mx.take_along_axis(array, own[..., None], axis=2))

@@ -534,17 +534,23 @@ def joined(arrays: Sequence[mx.array]) -> mx.array:
     return found
 
 
-def picked(arrays: Sequence[mx.array], slots: mx.array, capacity: int) -> list[mx.array] | None:
-    """The rows at ``slots`` ``[L * B, H, m]`` of L arrays ``[B, H, N, D]``, or of several times L.
+def picked(
+    keys: Sequence[mx.array], values: Sequence[mx.array], slots: mx.array, capacity: int
+) -> tuple[list[mx.array], list[mx.array]] | None:
+    """The rows of L layers, ``[B, H, N, D]`` and ``[B, H, N, Dv]`` each, at ``slots`` ``[L * B, H, m]``.
 
-    They stand first in an array ``[B, H, capacity, D]`` each; what stands behind them is unknown. None: no
-    kernel does it here, or for so many.
+    They stand first in arrays ``[B, H, capacity, *]``; what stands behind them is unknown. None: no kernel
+    does it here, or for so many.
     """
-    kernels = offered()
-    if kernels is None or target() != "cuda" or 2 * len(arrays) > kernels.ARRAYS:
+    kernels, number = offered(), len(keys)
+    if kernels is None or target() != "cuda" or 4 * number > kernels.ARRAYS:
         return None
-    found: list[mx.array] = kernels.picked("cuda", arrays, slots, capacity)
-    return found
+    slots = slots.astype(mx.int32)
+    alike = (keys[0].shape, keys[0].dtype) == (values[0].shape, values[0].dtype)
+    found: list[mx.array] = []
+    for arrays in [[*keys, *values]] if alike else [keys, values]:
+        found += kernels.picked("cuda", arrays, slots, capacity)
+    return found[:number], found[number:]
 
 
 def nans(arrays: Sequence[mx.array], first: int, count: int) -> list[mx.array]:

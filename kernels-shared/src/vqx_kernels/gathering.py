@@ -77,12 +77,13 @@ def picked(target: str, arrays: Sequence[mx.array], slots: mx.array, capacity: i
 def _picking(
     target: str, dtype: mx.Dtype, number: int, keep: int, shape: tuple[int, int, int, int], sets: int
 ) -> Run:
-    lanes = shape[0] * shape[1]
+    lanes, row = shape[0] * shape[1], shape[3] * dtype.size
+    pieces = 1 if row % 16 else row // 16
     return prepared(
         target,
         compose(("picked",), layers=number),
         (*[dtype] * number, mx.int32, mx.int32),
-        (("SPAN", SPAN), ("LANES", lanes), ("SETS", sets)),
+        (("SPAN", SPAN), ("LANES", lanes), ("SETS", sets), ("PIECES", pieces)),
         rows=lanes,
         parts=number * -(-keep // SPAN),
         outputs=((shape, dtype),) * number,

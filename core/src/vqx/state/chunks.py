@@ -213,12 +213,8 @@ def _picked(layers: Sequence[Layer], slots: mx.array, room: int) -> list[tuple[m
     """Keys and values of each layer's rows at ``slots`` ``[L * B, H, m]``, with ``room`` rows more."""
     held, keep, number = [layer.rows for layer in layers], slots.shape[2], len(layers)
     capacity = capacity_for(keep + room, held[0].keys)
-    keys, values = [rows.keys for rows in held], [rows.values for rows in held]
-    alike = (keys[0].shape, keys[0].dtype) == (values[0].shape, values[0].dtype)
-    parts = [[*keys, *values]] if alike else [keys, values]
-    found = [kernels.picked(arrays, slots, capacity) for arrays in parts]
-    together = [array for arrays in found for array in arrays or ()]
-    if together:
-        return [*zip(together[:number], together[number:], strict=True)]
+    found = kernels.picked([rows.keys for rows in held], [rows.values for rows in held], slots, capacity)
+    if found is not None:
+        return [*zip(*found, strict=True)]
     each = [pick(rows, own, room) for rows, own in zip(held, mx.split(slots, number), strict=True)]
     return [(rows.keys, rows.values) for rows in each]

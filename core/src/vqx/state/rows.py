@@ -131,9 +131,13 @@ def pick(rows: Rows, slots: mx.array, room: int = 0, known: kernels.Kept | None 
 
     ``known`` are their positions and columns, where a kernel gathered them.
     """
-    room = capacity_for(slots.shape[2] + room, rows.keys) - slots.shape[2]
-    padded = mx.pad(slots, [(0, 0), (0, 0), (0, room)])[..., None]
-    keys, values = (mx.take_along_axis(buffer, padded, axis=2) for buffer in (rows.keys, rows.values))
+    capacity = capacity_for(slots.shape[2] + room, rows.keys)
+    found = kernels.picked([rows.keys], [rows.values], slots, capacity)
+    if found is None:
+        padded = mx.pad(slots, [(0, 0), (0, 0), (0, capacity - slots.shape[2])])[..., None]
+        keys, values = (mx.take_along_axis(buffer, padded, axis=2) for buffer in (rows.keys, rows.values))
+    else:
+        (keys,), (values,) = found
     if known is not None:
         return Rows(keys, values, known.position, known.columns)
     return Rows(
