@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from vqx import kernels
 from vqx.noise import BLOCK, NEAR, below_one, frozen, frozen_array
 
 
@@ -19,9 +20,13 @@ def test_a_draw_depends_on_nothing_else() -> None:
         assert frozen(5, 2, 2, start, length).tobytes() == whole[:2, start : start + length].tobytes()
 
 
+@pytest.mark.parametrize("target", ["cuda", "reference"])
 @pytest.mark.parametrize("start", [0, 5, BLOCK, 3 * BLOCK - 2])
 @pytest.mark.parametrize("length", [1, 40, BLOCK, 2 * BLOCK, NEAR * BLOCK + 1])
-def test_what_the_device_holds_are_the_same_draws(start: int, length: int) -> None:
+def test_what_the_device_holds_are_the_same_draws(
+    start: int, length: int, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "target", lambda: target)
     found = frozen_array(5, 2, 4, start, length, rank=1)
     assert found.shape == (1, 4, length)
     assert np.array(found[0]).tobytes() == frozen(5, 2, 4, start, length, rank=1).tobytes()

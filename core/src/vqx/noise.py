@@ -12,6 +12,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from vqx import kernels
+
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Law: TypeAlias = Callable[[Doubles], Floats]
@@ -73,16 +75,17 @@ def frozen_array(
 ) -> mx.array:
     """As ``frozen``, as an array of the device: ``[1, H, length]``, or ``[B, H, length]``.
 
-    Whole blocks stay there, so that another prompt, or a token of the same block, asks nothing of the host:
-    a GPU would wait for it, and page after page of what it wrote.
+    On CUDA whole blocks stay there, so that another prompt, or a token of the same block, asks nothing of
+    the host: the GPU would wait for it, and for page after page of what it wrote.
     """
     if not isinstance(start, int):
         return mx.array(frozen(seed, layer, heads, start, length, law=law, rank=rank))
     first, end = start // BLOCK, -(-(start + length) // BLOCK)
-    if end - first > NEAR:
-        return mx.array(frozen(seed, layer, heads, start, length, law=law, rank=rank))[None]
-    drawn, offset = _blocks(law, seed, layer, heads, first, end, rank), start - first * BLOCK
-    return drawn if drawn.shape[2] == length else drawn[..., offset : offset + length]
+    if end - first > NEAR or kernels.target() != "cuda":
+        drawn = frozen(seed, layer, heads, start, length, law=law, rank=rank)
+        return mx.array(np.ascontiguousarray(drawn))[None]
+    held, offset = _blocks(law, seed, layer, heads, first, end, rank), start - first * BLOCK
+    return held if held.shape[2] == length else held[..., offset : offset + length]
 
 
 def uniform(seeds: Sequence[np.random.SeedSequence], length: int) -> Doubles:

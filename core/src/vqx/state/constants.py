@@ -1,8 +1,10 @@
-"""Arrays that all layers of a prompt's forward ask for alike, made once: each costs its layer launches."""
+"""Arrays that all layers of a prompt's forward ask for alike, made once on CUDA: each is a launch or more."""
 
 import functools
 
 import mlx.core as mx
+
+from vqx import kernels
 
 MOST = 2**20
 """Numbers of an array that is held for others that ask for it."""
@@ -12,7 +14,7 @@ def counted(batch: int, heads: int, start: int, length: int) -> mx.array:
     """Positions of new rows from ``start`` on, ``[B, H, S]`` int32."""
     if _few(batch, heads, length):
         return _counted(batch, heads, start, length)
-    return mx.broadcast_to(mx.arange(start, start + length, dtype=mx.int32), (batch, heads, length))
+    return _places(batch, heads, start, length)
 
 
 def alike(shape: tuple[int, int, int], value: float) -> mx.array:
@@ -21,13 +23,17 @@ def alike(shape: tuple[int, int, int], value: float) -> mx.array:
 
 
 def _few(batch: int, heads: int, length: int) -> bool:
-    return length >= 16 and batch * heads * length <= MOST  # single tokens would push prompts out
+    # single tokens would push prompts out
+    return length >= 16 and batch * heads * length <= MOST and kernels.target() == "cuda"
+
+
+def _places(batch: int, heads: int, start: int, length: int) -> mx.array:
+    return mx.arange(start, start + length, dtype=mx.int32) + mx.zeros((batch, heads, 1), mx.int32)
 
 
 @functools.lru_cache(maxsize=2)
 def _counted(batch: int, heads: int, start: int, length: int) -> mx.array:
-    place = mx.arange(start, start + length, dtype=mx.int32)
-    return _under_way(place + mx.zeros((batch, heads, 1), mx.int32))
+    return _under_way(_places(batch, heads, start, length))
 
 
 @functools.lru_cache(maxsize=2)
