@@ -16,30 +16,25 @@ from vqx_kernels import testing
 LAYERS, CHUNK = 2, 40
 METHODS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
     ("streaming-llm", {}, {}),
-    ("h2o", {}, {"bars": 3, "weighed": 3, "h2o_seen_summed": 3}),
-    ("h2o", {"decay": 0.97, "normalise": None}, {"bars": 3, "weighed": 3, "h2o_mass_summed": 3}),
-    ("keyformer", {}, {"bars": 3, "weighed": 3, "keyformer_rank_summed": 3}),
-    ("keyformer", {"noise": "logit"}, {"bars": 3, "weighed": 3}),
+    ("h2o", {}, {"bars": 6, "weighed": 6, "h2o_seen_summed": 6}),
+    ("h2o", {"decay": 0.97, "normalise": None}, {"bars": 6, "weighed": 6, "h2o_mass_summed": 6}),
+    ("keyformer", {}, {"bars": 6, "weighed": 6, "keyformer_rank_summed": 6}),
+    ("keyformer", {"noise": "logit"}, {"bars": 6, "weighed": 6}),
+    ("snapkv", {"window": 8}, {"bars_2": 2, "weighed_2": 2}),
 ]
 
 
-@pytest.mark.parametrize(("method", "options", "each"), METHODS)
+@pytest.mark.parametrize(("method", "options", "asked"), METHODS)
 def test_a_prompts_chunks_keep_what_mlx_operations_keep(
-    method: str, options: dict[str, Any], each: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    method: str, options: dict[str, Any], asked: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``each``: launches of a layer that observe, in three chunks."""
+    """``asked``: launches of two layers that observe, in three chunks, or that score at two cuts."""
     monkeypatch.setattr(vqx_kernels.tensor, "_tried", lambda _: (True, ""))
     text = [stream("gaussian", number, Shape(3 * CHUNK)).astype(mx.float16) for number in range(LAYERS)]
     found, names = [], Counter[str]()
     for target in ("reference", "cuda"):
         monkeypatch.setattr(kernels, "target", partial(str, target))
-        caches, turn = (
-            [cache_of(method, Options(queries="model"), budget=24, **options) for _ in text],
-            Turn(),
-        )
-        for number, cache in enumerate(caches):
-            cache.number, cache.turn = number, turn
-            turn.join(cache)
+        caches = _caches(method, **options)
         with testing.recorded() as launches:
             for first in range(0, 3 * CHUNK, CHUNK):
                 caches[0].make_mask(CHUNK)
@@ -57,7 +52,8 @@ def test_a_prompts_chunks_keep_what_mlx_operations_keep(
     assert names.pop(f"nans_{LAYERS}") == 3  # one a forward
     settling = ("survivors", "gathered", "picked")
     observing = {name: number for name, number in names.items() if not any(n in name for n in settling)}
-    assert observing == {name: number * LAYERS for name, number in each.items()}
+    assert observing == asked
+    assert sum(number for name, number in names.items() if "survivors" in name) == 2  # one a cut
 
 
 @pytest.mark.parametrize("bad", range(LAYERS))
@@ -83,7 +79,8 @@ def test_nan_keys_are_found_in_one_launch_and_refused(bad: int, monkeypatch: pyt
 
 def _caches(method: str, **options: Any) -> list[EvictingCache]:
     engine, turn = Options(queries="model"), Turn()
-    caches = [cache_of(method, engine, budget=24, **options) for _ in range(LAYERS)]
+    shared = cache_of(method, engine, budget=24, **options).plan.method
+    caches = [EvictingCache(shared, engine) for _ in range(LAYERS)]
     for number, cache in enumerate(caches):
         cache.number, cache.turn = number, turn
         turn.join(cache)

@@ -171,6 +171,37 @@ def _observed(
     return kernels.observed(target(), asked, rule, kernel.lines, stats, factors)
 
 
+def averaged(block: Any, **how: Any) -> mx.array | None:
+    """As ``vqx.scorers.Attention.fused`` of a prompt's latest queries; None: no tensor cores serve it."""
+    kernels = offered()
+    asked = None if kernels is None or target() != "cuda" else _asked(kernels, block)
+    if kernels is None or asked is None or not _averages(kernels, block, asked, **how):
+        return None
+    return _averaged(kernels, block, asked)
+
+
+def _averages(
+    kernels: Any,
+    block: Any,
+    asked: Any,
+    *,
+    group: str,
+    queries: str,
+    old: int = 0,
+    fuse_logits: str | None = None,
+    causal: bool = True,
+) -> bool:
+    means = group == queries == "mean" and not old and not fuse_logits and causal
+    several = means and block.ordered and block.length > 1 and target() == "cuda"
+    return several and bool(kernels.serves("cuda", asked))
+
+
+def _averaged(kernels: Any, block: Any, asked: Any) -> mx.array:
+    asked, rule = _ruled(kernels, block, asked)
+    found: mx.array = kernels.prompt_mass("cuda", asked, rule) / block.length
+    return found
+
+
 def step(method: Method, stats: Mapping[str, Any], block: Any, *, whole: bool = False) -> Chosen | None:
     """Observe the queries of a block, score its rows, choose the one that goes, and put the next token there.
 
@@ -189,6 +220,7 @@ class Layers(NamedTuple):
     start: int  # the first query's position
     scale: float
     generated: int  # tokens generated before it
+    ordered: bool = False  # the queries' own rows are the last ones, in their order
 
     @property
     def length(self) -> int:
@@ -339,13 +371,15 @@ class _Sight:
 
     def __init__(self, layers: Layers) -> None:
         self.layers, self.position, self.start = layers, layers.position, layers.start
-        self.length, self.mask = layers.length, "causal"
+        self.length, self.mask, self.ordered = layers.length, "causal", layers.ordered
 
     def fused(self, *, group: Any = "mean", queries: Any = "mean", old: int = 0, **how: Any) -> Any:
         kernels = offered()
         if kernels is None or not self.layers.queries:
             raise Apart
         asked = kernels.Layers(*self.layers[:5])
+        if _averages(kernels, self, asked, old=old, group=group, queries=queries, **how):
+            return _averaged(kernels, self, asked)
         asked, rule = _ruled(kernels, self, asked, old=old, group=group, queries=queries, **how)
         return kernels.gained(target(), asked, rule)
 

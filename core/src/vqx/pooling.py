@@ -28,7 +28,7 @@ def smoothed(score: Any, position: Any, kernel: int, pool: Pool = "mean") -> Any
     padded = of.pad(ordered, [(0, 0), (0, 0), (half, half)], constant_values=beyond)
     around = [padded[..., first : first + n] for first in range(kernel)]
     pooled = sum(around[1:], around[0]) / kernel if pool == "mean" else functools.reduce(of.maximum, around)
-    return of.take_along_axis(pooled, of.argsort(order, axis=-1), axis=-1)
+    return _back(pooled, order)
 
 
 def chunk_means(score: Any, position: Any, chunk: int, counted: Any) -> Any:
@@ -55,4 +55,13 @@ def chunk_means(score: Any, position: Any, chunk: int, counted: Any) -> Any:
     valid = valid & (numbers == number[..., None]) & (member < n)
     total = of.where(valid, scores, 0.0).sum(axis=-1)
     mean = total / of.maximum(valid.sum(axis=-1), 1).astype(total.dtype)
-    return of.take_along_axis(mean, of.argsort(order, axis=-1), axis=-1)
+    return _back(mean, order)
+
+
+def _back(ordered: Any, order: Any) -> Any:
+    """What was taken in this order, where it stood."""
+    if isinstance(ordered, mx.array):
+        return mx.put_along_axis(mx.zeros_like(ordered), order, ordered, axis=-1)
+    found = np.empty_like(ordered)
+    np.put_along_axis(found, order, ordered, axis=-1)
+    return found

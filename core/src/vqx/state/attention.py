@@ -129,9 +129,10 @@ class Block(NamedTuple):
         fuse_logits: Fused | None = None,
         causal: bool = True,
     ) -> mx.array:
-        served = kernels.gained(
-            self, old=old, causal=causal, group=group, queries=queries, fuse_logits=fuse_logits
-        )
+        how: Any = {"old": old, "causal": causal, "group": group, "queries": queries}
+        served = kernels.averaged(self, fuse_logits=fuse_logits, **how)
+        if served is None:
+            served = kernels.gained(self, fuse_logits=fuse_logits, **how)
         if served is not None:
             return served
         plain = group == "mean" and causal and not old and not fuse_logits

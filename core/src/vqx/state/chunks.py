@@ -14,6 +14,7 @@ from vqx import kernels
 from vqx.state.arrival import columns_of
 from vqx.state.cuts import AT_ONCE
 from vqx.state.layer import Layer, Plan
+from vqx.state.queries import behind
 from vqx.state.rows import Rows, capacity_for, pick, written
 
 TOGETHER = 2**27
@@ -206,7 +207,8 @@ def _staying(plan: Plan, layers: Sequence[Layer]) -> kernels.Kept | None:
     queries = [each.reshape(each.shape[0], -1, *each.shape[3:]) for each in queries]
     asked = queries, [layer.rows.keys for layer in layers], position
     start, scale = end - (queries[0].shape[2] if queries else 1), seen[0].scale if seen else 1.0
-    return kernels.settled(method, columns, kernels.Layers(*asked, start, scale, 0), keep)
+    own = bool(queries) and behind(first, queries[0].shape[2])
+    return kernels.settled(method, columns, kernels.Layers(*asked, start, scale, 0, own), keep)
 
 
 def _picked(layers: Sequence[Layer], slots: mx.array, room: int) -> list[tuple[mx.array, mx.array]]:

@@ -195,8 +195,14 @@ def latest(plan: Plan, layer: Layer) -> Block | None:
         mask=None if seen.logits else "causal",  # what a query did not see is hidden in its logits
         sinks=seen.sinks,
         elsewhere=layer.heads > 1,
+        ordered=behind(layer, count),
         known=seen.known,
     )
+
+
+def behind(layer: Layer, count: int) -> bool:
+    """Whether the rows of the latest ``count`` queries are known to be the last ones, in their order."""
+    return layer.each is None and layer.last >= count
 
 
 def _unturned(plan: Plan, layer: Layer, queries: mx.array, scale: float, later: int) -> tuple[mx.array, Any]:
