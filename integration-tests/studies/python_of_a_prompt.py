@@ -1,8 +1,8 @@
 """What a chunk of a prompt asks of Python in the caches and the attention of 16 layers, with no kernel run.
 
 As ``python_of_a_token.py``: arrays of zeros stand in the place of what kernels of CUDA would give, and what
-is evaluated is outside the clock; the least of some rounds, for the first chunk, which settles nothing, and for
-those that come after it. Operations are those of the graph of a forward and of what its caches hold.
+is evaluated is outside the clock; the least of some rounds, for the first chunk, which settles nothing, and
+for those that come after it. Operations are those of the graph of a forward and of what its caches hold.
 
     python integration-tests/studies/python_of_a_prompt.py [rounds]
 """
