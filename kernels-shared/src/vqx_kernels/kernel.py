@@ -4,6 +4,8 @@ On Metal and CUDA a kernel is a node of MLX's graph like any other; on the host 
 """
 
 import functools
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -86,8 +88,30 @@ def built(
     target: str, body: Body, types: tuple[mx.Dtype, ...], constants: tuple[tuple[str, int], ...]
 ) -> Any:
     """The kernel as MLX builds it."""
-    make = mx.fast.metal_kernel if target == "metal" else mx.fast.cuda_kernel
-    return make(**texts(target, body, types, constants))
+    told = texts(target, body, types, constants)
+    return mx.fast.metal_kernel(**told) if target == "metal" else mx.fast.cuda_kernel(**by_file(told))
+
+
+def by_file(told: dict[str, Any]) -> dict[str, Any]:
+    """The same CUDA kernel, whose text the compiler takes from a file of the user's cache folder.
+
+    MLX writes down and goes through all that it is handed at every call, some 20 KB, which takes its host as
+    long as a launch. What it looks for in it, which arrays are asked for their shape or strides, stays. Where
+    no file can be written, all of it does.
+    """
+    asked = [f"{array}_{what}" for array in told["input_names"] for what in ("shape", "strides", "ndim")]
+    names = " ".join(name for name in asked if name in told["source"])
+    text = f"#ifndef VQX_BODY\n{told['header']}#else\n{told['source']}\n#endif\n"
+    try:
+        folder = (host.cache_folder() / "cuda").absolute()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+            file.write(text)
+        os.replace(file.name, folder / f"{told['name']}.h")
+    except (OSError, RuntimeError):  # the latter where nobody knows a home
+        return told
+    include = f'#include "{folder}/{told["name"]}.h"\n'
+    return {**told, "header": include, "source": f"#define VQX_BODY\n{include}// {names}\n"}
 
 
 def texts(
