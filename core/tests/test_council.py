@@ -77,7 +77,7 @@ def forward(
         now = slice(cache.tokens_seen, cache.tokens_seen + length)
         queries, keys, values = (array[..., now, :] for array in tokens)
         read = cache.update_and_fetch(keys, values)
-        if not cache.goes_on(queries, read[0], None):  # as the attention hook asks
+        if not cache.goes_on(queries, read[0], 0.25, None):  # as the attention hook asks
             cache.observe(queries, read[0], 0.25, mask, None)
         given.append(mx.fast.scaled_dot_product_attention(queries, *read, scale=0.25, mask=mask))
         found += [queries, *read, *cache.loose()]  # as attention reads them

@@ -224,7 +224,7 @@ def test_between_two_cuts_a_token_is_written_and_nothing_else(scorer: Scorer, po
         keys, values = mx.random.normal((2, 1, HEADS, 1, WIDTH))
         mx.eval(queries, keys, values)
         read = cache.update_and_fetch(keys, values)
-        if not cache.goes_on(queries, read[0], None):  # as the attention hook asks
+        if not cache.goes_on(queries, read[0], 0.125, None):  # as the attention hook asks
             cache.observe(queries, read[0], 0.125, None, None)
         counted.append(operations([*read]))
         mx.eval(*read)

@@ -345,9 +345,11 @@ def _together(method: Method, stats: Mapping[str, mx.array], layers: Layers, the
 
 def _over_heads(method: Method, stats: Mapping[str, Any], layers: Layers, end: int) -> Chosen | None:
     """The row that goes where all heads of a layer rank together, by the mean of what they gave to a row."""
-    scorer, kernels, where = method.scorer, offered(), target()
-    kernel = scorer.kernel
-    if kernels is None or where not in ("cuda", "host") or kernel is None or not kernel.layer:
+    scorer, kernel = method.scorer, method.scorer.kernel
+    if kernel is None or not kernel.layer:
+        return None
+    kernels, where = offered(), target()
+    if kernels is None or where not in ("cuda", "host"):
         return None
     if stats or kernel.lines.reads or kernel.stands_for != (scorer.score, scorer.observe):
         return None

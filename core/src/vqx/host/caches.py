@@ -134,7 +134,8 @@ def cache_factory(
         if compact or any(method.scorer.rotary for method in methods):
             turning = [*rotaries(model, evicting, compact=compact)]
         recipe = recipe_of(model, chain, own, engine, evicting)
-        each = [Options(**{**engine, "queries": source}) for source in queries]
+        kinds = {source: Options(**{**engine, "queries": source}) for source in queries}
+        each = [kinds[source] for source in queries]  # one for those alike, which is what they ask first
         gathered = all_layers(first, count) if count > len(evicting) else None
         together = None if share is None else Allotment(share, evicting, first, gathered)
 

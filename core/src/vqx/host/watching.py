@@ -88,7 +88,7 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
     ) -> mx.array:
         one = cache if isinstance(cache, EvictingCache) else None
         weighing = isinstance(cache, (EvictingCache, EvictingBatch)) and weighs(queries, keys, values)
-        if one is not None and mask is None and not weighing and one.goes_on(queries, keys, sinks):
+        if one is not None and mask is None and not weighing and one.goes_on(queries, keys, scale, sinks):
             if plain:  # this is what it asks of a cache without bits of mlx-lm's
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, sinks=sinks)
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)

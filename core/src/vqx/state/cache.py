@@ -19,7 +19,7 @@ from vqx.state.arrival import admit, caught_up
 from vqx.state.attention import Known
 from vqx.state.batch import EvictingBatch
 from vqx.state.council import Council
-from vqx.state.exchange import decided, exchanged
+from vqx.state.exchange import closed, decided, exchanged
 from vqx.state.layer import Ahead, Layer, Plan, attended, widths
 from vqx.state.members import unfit
 from vqx.state.packing import Packing
@@ -193,15 +193,18 @@ class EvictingCache:
             turn.read(self, self.now())
         alike = not self.unseen and self._nan is None and (keys.shape, values.shape) == self._shapes
         layer = self._layer
-        if alike and self._spare and layer is not None:
-            self._run = Run(self.plan, layer, self._spare, self._shapes, bool(self._unshown))
-            self._still = layer._replace(rows=without_buffers(layer.rows))
-            return self._goes_on(self._run, keys, values)
-        found = exchanged(self.plan, layer, keys, values) if alike and layer is not None else None
-        if found is not None:
-            self._layer = found
-            self._spare = self.plan.spare(found) if self.plan.options.interval > 1 else 0
-            return self._admitted(*attended(self.plan, found))
+        if alike and layer is not None and (self._spare or self.plan.options.interval > 1):
+            left = layer if self._spare else closed(self.plan, layer)
+            if left is not None:
+                spare = self._spare or self.plan.spare(left)
+                self._run = Run(self.plan, left, spare, self._shapes, bool(self._unshown))
+                self._still = left._replace(rows=without_buffers(left.rows))
+                return self._goes_on(self._run, keys, values)
+        elif alike and layer is not None:
+            found = exchanged(self.plan, layer, keys, values)
+            if found is not None:
+                self._layer = found
+                return self._admitted(*attended(self.plan, found))
         self._check(keys, values)
         if self.allotment is not None and layer is not None:
             keys = mx.depends([keys], [changing(self.number, self.change)])[0]
@@ -305,10 +308,10 @@ class EvictingCache:
         layer = self._layer
         return bool(self.unseen) and layer is not None and (layer.last, layer.rows.length) == (length, rows)
 
-    def goes_on(self, queries: mx.array, keys: mx.array, sinks: mx.array | None) -> bool:
+    def goes_on(self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None) -> bool:
         """Hold a query of a run, as of ``observe``, where nothing else is to be done; whether that was so."""
         run = self._run
-        if run is None or not run.asked(queries, keys, sinks):
+        if run is None or not run.asked(queries, keys, scale, sinks):
             return False
         if not run.last or not self._unshown or self.turn is None:
             return True

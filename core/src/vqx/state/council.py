@@ -164,7 +164,8 @@ class Council:
     def _alike(self, caches: Sequence[Any], layers: Sequence[Layer]) -> bool:
         """Whether layers can be sequences of one now."""
         plans = [cache.plan for cache in caches]
-        one = len({id(plan.method) for plan in plans}) == 1 and len({plan.options for plan in plans}) == 1
+        method, options = plans[0].method, [plan.options for plan in plans]
+        one = all(plan.method is method for plan in plans) and options == options[:1] * len(plans)
         self._apart = self._apart or not one or len(plans) < 2
         return not self._apart and len(set(map(_shape, layers))) == 1
 

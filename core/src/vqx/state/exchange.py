@@ -5,12 +5,10 @@ it asks. Cuts after an interval are decided so without kernels too. All else goe
 which this equals.
 """
 
-from collections.abc import Sequence
-
 import mlx.core as mx
 
 from vqx import kernels
-from vqx.state.arrival import admit_bare, begun, caught_up, dressed
+from vqx.state.arrival import begun, caught_up, dressed
 from vqx.state.attention import Block
 from vqx.state.layer import Ahead, Layer, Plan
 from vqx.state.positions import STEPS, closed_up_to, statistics
@@ -20,14 +18,27 @@ from vqx.state.settling import held_of, in_place, scored, staying
 
 
 def exchanged(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer | None:
-    """As ``vqx.state.arrival.admit`` for a token, ``[B, H, 1, D]``; None where nothing is decided so."""
+    """As ``vqx.state.arrival.admit`` for a token, ``[B, H, 1, D]``, over the one row that goes.
+
+    None where nothing is decided so.
+    """
     ahead = layer.ahead or decided(plan, layer)
-    if ahead is None:
+    if ahead is None or not isinstance(ahead.what, kernels.Chosen):
         return None
-    if isinstance(ahead.what, kernels.Chosen):
-        return _over_one(plan, ahead.layer, ahead.what, keys, values)
-    left = _moved(ahead.layer, ahead.what, ahead.late)
-    return admit_bare(plan, left, keys, values)
+    return _over_one(plan, ahead.layer, ahead.what, keys, values)
+
+
+def closed(plan: Plan, layer: Layer) -> Layer | None:
+    """The layer once rows that stay are written over many that go, and tokens have room; None as above."""
+    ahead = layer.ahead or decided(plan, layer)
+    if ahead is None or not isinstance(ahead.what, kernels.Kept):
+        return None
+    at = ahead.what.slots[..., None]
+    rows = ahead.layer.rows
+    held = zip((rows.keys, rows.values), ahead.late, strict=True)
+    keys, values = (mx.put_along_axis(buffer, at, last, axis=2) for buffer, last in held)
+    rows = Rows(keys, values, ahead.what.position, ahead.what.columns)
+    return ahead.layer._replace(rows=rows, evicted=True)
 
 
 def decided(plan: Plan, layer: Layer) -> Ahead | None:
@@ -127,11 +138,3 @@ def _many(plan: Plan, layer: Layer) -> Ahead | None:
     if plan.compact:
         stay = closed_up_to(stay, rows.position, rows.columns[STEPS])
     return Ahead(layer, stay, [apart(buffer, keep, rows.length) for buffer in (rows.keys, rows.values)])
-
-
-def _moved(layer: Layer, stay: kernels.Kept, late: Sequence[mx.array]) -> Layer:
-    """The rows that stay of ``late`` written over those that go."""
-    at = stay.slots[..., None]
-    held = zip((layer.rows.keys, layer.rows.values), late, strict=True)
-    keys, values = (mx.put_along_axis(buffer, at, last, axis=2) for buffer, last in held)
-    return layer._replace(rows=Rows(keys, values, stay.position, stay.columns), evicted=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vqx.state.layer import Layer, Plan
+from vqx.state.layer import Layer, Plan, Waiting
 from vqx.state.positions import STEPS
 from vqx.state.rows import Rows
 
@@ -29,8 +29,8 @@ class Run:
     """
 
     __slots__ = (
-        "_first", "_keys", "_most", "_packing", "_queries", "_rotary", "_rows", "_shapes", "_sinks", "_start",
-        "_steps", "_turned", "_values", "_watches", "left", "offset", "read",
+        "_first", "_keys", "_most", "_packing", "_queries", "_rotary", "_rows", "_scale", "_shapes", "_sinks",
+        "_start", "_steps", "_turned", "_values", "_watches", "left", "offset", "read",
     )  # fmt: skip
 
     last = False  # nothing is decided once it took a token
@@ -43,7 +43,7 @@ class Run:
         self._shapes, self._watches = shapes, watches
         self._packing, self._rotary, self._most = plan.packing, plan.rotary, plan.most
         self._queries = [] if waiting is None else [*waiting.queries]  # [B, H * G, 1, D] each
-        self._sinks = None if waiting is None else waiting.sinks
+        self._scale, self._sinks = (1.0, None) if waiting is None else (waiting.scale, waiting.sinks)
         steps = rows.columns.get(STEPS) if layer.evicted else None
         self._steps, self._turned = steps, None  # [B, H, capacity] by which keys are turned to be read
         if steps is not None:
@@ -86,7 +86,7 @@ class Run:
         self._keys, self._values, self._turned, self._rows, latest = before
         count -= self._rows
         self.left, self.offset, self.read = self.left + count, self.offset - count, None
-        if latest is not None and self._queries[-1] is not latest:
+        if self._queries and self._queries[-1] is not latest:
             self._queries.pop()
 
     def longer(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array]:
@@ -116,12 +116,14 @@ class Run:
             self.read = keys
         return keys, values
 
-    def asked(self, queries: mx.array, keys: mx.array, sinks: mx.array | None) -> bool:
+    def asked(self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None) -> bool:
         """Hold the latest token's query, if there is nothing else to do; whether that is so."""
         if not self._watches:
             return True
         held = self._queries
-        if keys is not self.read or sinks is not self._sinks or not self.left or not held:
+        if not held:
+            self._scale, self._sinks = scale, sinks
+        if keys is not self.read or sinks is not self._sinks or not self.left:
             return False
         if self._most:
             del held[: -self._most]  # the last so many are looked at; with one more, none is lost to go_back
@@ -137,9 +139,9 @@ class Run:
             keys = keys[...]
             keys[own] = self._turned[own]
         shown = added - (self.read is not None)
-        if waiting is not None and shown:
+        if self._watches and shown:
             queries = (*self._queries[-self._most :],)
-            waiting = waiting._replace(queries=queries, end=self._start + shown, known=None)
+            waiting = Waiting(queries, self._start + shown, self._scale, self._sinks)
         return layer._replace(
             rows=Rows(keys, self._values, rows.position, rows.columns, rows.bare + added),
             tokens_seen=self._start + added,

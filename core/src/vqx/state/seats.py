@@ -116,7 +116,7 @@ class Seat:
             self.read = keys
         return keys, values
 
-    def asked(self, queries: mx.array, keys: mx.array, sinks: mx.array | None) -> bool:
+    def asked(self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None) -> bool:
         """Hold the latest token's query, if there is nothing else to do; whether that is so."""
         if not self._watches:
             return True
