@@ -13,10 +13,10 @@ from vqx.observation import observed_attention
 from vqx.state import chunks
 from vqx.state.turn import Turn
 
-pytest.importorskip("vqx_kernels")
+vqx_kernels = pytest.importorskip("vqx_kernels")
 testing = pytest.importorskip("vqx_kernels.testing")
 
-LAYERS, BUDGET = 3, 16
+LAYERS, BUDGET = 4, 16
 SCORERS = {
     "ages": Scorer(score=lambda held: 0.0),
     "the latest query, all heads": Scorer(score=lambda h: h.over_heads(h.last.fused()), window=1),
@@ -143,32 +143,51 @@ def test_only_layers_beside_each_other_that_are_alike_settle_together(
 ) -> None:
     text, found = drawn(stream), []
     for together in (True, False):
-        made = caches(SCORERS["mass"], together=together, budgets=(12, 16, 16))
+        made = caches(SCORERS["mass"], together=together, budgets=(12, 16, 16, 16))
         for length in (20, 17, 9):
             forward(made, text, length)
         found.append(held(made))
-    assert [len(layers) for layers in settled] == [2, 2]
+    assert [len(layers) for layers in settled] == [3, 3]
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("bound", ["TOGETHER", "AT_ONCE"])
-def test_no_more_is_settled_at_once_than_may_be_held(
-    bound: str, settled: list[Any], stream: Any, monkeypatch: pytest.MonkeyPatch
+def test_no_more_rows_are_settled_at_once_than_may_be_held(
+    settled: list[Any], stream: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, found = drawn(stream), []
     for together in (True, False):
-        made = caches(SCORERS["a window, pooled"], together=together)
+        made = caches(SCORERS["mass"], together=together)
         for length in (20, 17):
             forward(made, text, length)
-        layer = made[0].as_it_is
-        logits = 4 * 3 * layer.rows.length  # of four query heads
-        monkeypatch.setattr(chunks, bound, 2 * (layer.rows.nbytes if bound == "TOGETHER" else logits))
         settled.clear()
-        forward(made, text, 9)
+        with monkeypatch.context() as bound:
+            bound.setattr(chunks, "TOGETHER", 2 * made[0].as_it_is.rows.nbytes)
+            forward(made, text, 9)
         found.append(held(made))
-        if together:
-            assert [len(layers) for layers in settled] == [2]  # and one by itself
+        assert [len(layers) for layers in settled] == [2, 2] * together
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_no_more_logits_are_held_at_once_than_may_be(
+    settled: list[Any], stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, found, asked, usual = drawn(stream), [], [], vqx_kernels.gained
+
+    def gained(target: str, of: Any, rule: Any) -> Any:
+        asked.append(len(of.keys) if isinstance(of, vqx_kernels.Layers) else 1)
+        return usual(target, of, rule)
+
+    monkeypatch.setattr(vqx_kernels, "gained", gained)
+    for most in (chunks.AT_ONCE, 500):
+        monkeypatch.setattr(chunks, "AT_ONCE", most)
+        made = caches(SCORERS["a window, pooled"], together=True)
+        for length in (20, 17):
+            forward(made, text, length)
+        found.append(held(made))
+    assert asked == [4, 2, 2]
+    assert len(settled) == 2
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -216,6 +235,6 @@ def test_layers_whose_scores_are_held_settle_together_though_their_scorers_diffe
                 noise = cache.layer.rows.columns["noise"]
                 cache.layer = cache.layer._replace(score=noise * 2.0)
         found.append([*held(made), *(np.array(cache.layer.score) for cache in made)])
-    assert [len(layers) for layers in settled] == [3, 3]
+    assert [len(layers) for layers in settled] == [4, 4]
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -256,9 +256,14 @@ def kept_together(method: Method, stats: Mapping[str, mx.array], layers: Layers,
     return kept(None, found.ranked, layers.position, stats, keep, in_place=True)
 
 
-def settled(method: Method, stats: Mapping[str, mx.array], layers: Layers, keep: int) -> Kept | None:
-    """As ``kept`` for several layers, whose scores look at these queries; None as of ``together``."""
-    scorer, sight, end = method.scorer, _Sight(layers), layers.start + layers.length
+def settled(
+    method: Method, stats: Mapping[str, mx.array], layers: Layers, keep: int, most: int
+) -> Kept | None:
+    """As ``kept`` for several layers, whose scores look at these queries; None as of ``together``.
+
+    No more than ``most`` logits are held at once, but for those of two layers, or three.
+    """
+    scorer, sight, end = method.scorer, _Sight(layers, most), layers.start + layers.length
     if target() not in ("cuda", "host") or (layers.queries and not _fits(layers)):
         return None
     try:
@@ -371,7 +376,8 @@ class Apart(Exception):
 class _Sight:
     """What kernels know of the attention of several layers' latest queries: ``vqx.scorers.Attention``."""
 
-    def __init__(self, layers: Layers) -> None:
+    def __init__(self, layers: Layers, most: int | None = None) -> None:
+        self.most = most  # logits that are held at once, if it is bounded
         self.layers, self.position, self.start = layers, layers.position, layers.start
         self.length, self.mask, self.ordered = layers.length, "causal", layers.ordered
 
@@ -383,7 +389,19 @@ class _Sight:
         if _averages(kernels, self, asked, old=old, group=group, queries=queries, **how):
             return _averaged(kernels, self, asked)
         asked, rule = _ruled(kernels, self, asked, old=old, group=group, queries=queries, **how)
-        return kernels.gained(target(), asked, rule)
+        count, found = len(asked.keys), list[mx.array]()
+        each = asked.queries[0].size // asked.queries[0].shape[-1] * self.position.shape[2]
+        some = count if self.most is None else max(self.most // each, 2)
+        lanes = self.position.shape[0] // count
+        ends = [*range(some, count - 1, some), count]
+        for first, last in zip([0, *ends], ends, strict=False):
+            own = [*asked.queries[first:last]]
+            if found:  # one after another
+                own[0] = mx.depends([own[0]], [found[-1]])[0]
+            position = self.position[first * lanes : last * lanes] if len(ends) > 1 else self.position
+            part = asked._replace(queries=own, keys=asked.keys[first:last], position=position)
+            found.append(kernels.gained(target(), part, rule))
+        return found[0] if len(found) == 1 else mx.concatenate(found)
 
     def mass(
         self, *, decay: float = 1.0, itself: bool = True, temperature: Any = None, noise: Any = None

@@ -63,23 +63,32 @@ class Chunks:
 
     def settle(self, cache: Any, caches: Sequence[Any], length: int) -> None:
         """Settle the layers from this cache's on that can be, before ``length`` rows come to each."""
-        plan, layer = cache.plan, cache.as_it_is
-        if plan.method is self._apart or layer is None or not _serves(plan, layer):
+        some = self._together(caches[caches.index(cache) :])
+        if not some:
             return
-        some, shape = [cache], _shape(layer)
-        for other in caches[caches.index(cache) + 1 :]:
+        plans, layers = [each.plan for each in some], [each.as_it_is for each in some]
+        settled = _settled(plans, layers, length)
+        if settled is None:
+            self._apart = cache.plan.method
+            return
+        both = zip(some, layers, settled, strict=True)
+        self._ready = {each.number: Ready(before, after, length) for each, before, after in both}
+
+    def _together(self, caches: Sequence[Any]) -> Sequence[Any]:
+        """The first of these caches, as many as are settled at once; none where each goes by itself."""
+        first = caches[0]
+        plan, layer = first.plan, first.as_it_is
+        if plan.method is self._apart or layer is None or not _serves(plan, layer):
+            return []
+        some, shape = [first], _shape(layer)
+        for other in caches[1:]:
             held = other.as_it_is
             if held is None or not _alike(plan, other.plan, layer) or _shape(held) != shape:
                 break
             some.append(other)
-        some = some[: -(-len(some) // _groups(plan, layer, len(some)))]
-        layers = [each.as_it_is for each in some]
-        settled = _settled([each.plan for each in some], layers, length) if len(some) > 1 else None
-        if settled is None:
-            self._apart = plan.method if len(some) > 1 else self._apart
-            return
-        both = zip(some, layers, settled, strict=True)
-        self._ready = {each.number: Ready(before, after, length) for each, before, after in both}
+        parts = max(-(-len(some) * layer.rows.nbytes // TOGETHER), -(-len(some) // MOST))
+        some = some[: -(-len(some) // parts)]
+        return some if len(some) > 1 else []
 
 
 def _serves(plan: Plan, layer: Layer) -> bool:
@@ -118,17 +127,6 @@ def _shape(layer: Layer) -> Any:
     score = None if layer.score is None else layer.score.shape
     counts = layer.tokens_seen, layer.generated, layer.last, layer.heads, rows.bare
     return (*own, columns, asked, score, *counts)
-
-
-def _groups(plan: Plan, layer: Layer, layers: int) -> int:
-    """Parts that layers go to, so that none holds more at once than it may."""
-    rows, seen = layer.rows, layer.seen
-    logits = 0
-    if seen is not None and plan.method.scorer.window and layer.score is None:
-        batch, heads, group, window, _ = seen.queries.shape
-        logits = batch * heads * group * window * rows.length
-    held = -(-layers * rows.nbytes // TOGETHER), -(-layers * logits // AT_ONCE)
-    return max(*held, -(-layers // MOST))
 
 
 class _Shaped(NamedTuple):
@@ -208,7 +206,7 @@ def _staying(plan: Plan, layers: Sequence[Layer]) -> kernels.Kept | None:
     asked = queries, [layer.rows.keys for layer in layers], position
     start, scale = end - (queries[0].shape[2] if queries else 1), seen[0].scale if seen else 1.0
     own = bool(queries) and behind(first, queries[0].shape[2])
-    return kernels.settled(method, columns, kernels.Layers(*asked, start, scale, 0, own), keep)
+    return kernels.settled(method, columns, kernels.Layers(*asked, start, scale, 0, own), keep, AT_ONCE)
 
 
 def _picked(layers: Sequence[Layer], slots: mx.array, room: int) -> list[tuple[mx.array, mx.array]]:
