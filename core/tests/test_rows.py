@@ -12,10 +12,10 @@ from vqx.state.rows import (
     Rows,
     append,
     append_bare,
+    begin,
     capacity_for,
     filled,
     move,
-    no_rows,
     overwrite,
     pick,
     reserve,
@@ -49,19 +49,19 @@ def agreed(rows: Rows) -> np.ndarray:
     return first
 
 
-def test_no_rows_have_the_widths_and_types_of_what_will_come() -> None:
-    new = arriving(0, 3)
-    new = new._replace(keys=new.keys.astype(mx.bfloat16))
-    empty = no_rows(new)
-    assert empty.keys.shape == (*SHAPE, 0, 4)
-    assert empty.values.shape == (*SHAPE, 0, 5)
-    assert empty.keys.dtype == mx.bfloat16
-    assert empty.position.dtype == mx.int32
-    assert append(empty, new).keys.dtype == mx.bfloat16
+def test_the_first_rows_keep_their_widths_and_types() -> None:
+    for length in (3, STEP):
+        new = arriving(0, length)
+        rows = begin(new._replace(keys=new.keys.astype(mx.bfloat16)))
+        assert rows.keys.shape == (*SHAPE, STEP, 4)
+        assert rows.values.shape == (*SHAPE, STEP, 5)
+        assert rows.keys.dtype == mx.bfloat16
+        np.testing.assert_array_equal(np.array(filled(rows)[1]), np.array(new.values))
+        assert rows.length == length
 
 
 def test_a_buffer_grows_by_whole_steps_and_then_takes_rows_in_place() -> None:
-    rows = append(no_rows(arriving(0, 1)), arriving(0, 1))
+    rows = begin(arriving(0, 1))
     assert rows.keys.shape[2] == STEP
     full = append(rows, arriving(1, STEP - 1))
     assert full.keys.shape[2] == STEP
@@ -70,10 +70,10 @@ def test_a_buffer_grows_by_whole_steps_and_then_takes_rows_in_place() -> None:
 
 
 def test_no_room_is_made_past_the_most_rows_there_may_be() -> None:
-    rows = append(no_rows(arriving(0, 1)), arriving(0, 3), bound=24)
+    rows = begin(arriving(0, 3), bound=24)
     assert rows.keys.shape[2] == 24
     assert append(rows, arriving(3, 30), bound=24).keys.shape[2] == 33
-    assert append(no_rows(arriving(0, 1)), arriving(0, 3), bound=10**6).keys.shape[2] == STEP
+    assert begin(arriving(0, 3), bound=10**6).keys.shape[2] == STEP
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_on_cuda_much_to_read_is_held_in_whole_steps_and_little_is_not(
 
 
 def test_what_attention_reads_is_never_longer_than_what_is_filled() -> None:
-    rows = append(no_rows(arriving(0, 1)), arriving(0, 5))
+    rows = begin(arriving(0, 5))
     assert [a.shape[2] for a in filled(rows)] == [5, 5]
 
 
 def test_picked_rows_leave_room_for_those_to_come() -> None:
-    rows = append(no_rows(arriving(0, 1)), arriving(0, 9))
+    rows = begin(arriving(0, 9))
     slots = mx.broadcast_to(mx.array([7, 0, 3], mx.int32), (*SHAPE, 3))
     rows = pick(rows, slots, room=2)
     assert rows.keys.shape[2] == 5
@@ -116,7 +116,7 @@ def test_picked_rows_leave_room_for_those_to_come() -> None:
 
 
 def test_bare_rows_are_filled_in_place_and_the_rows_given_stay_as_they_were() -> None:
-    rows = append(no_rows(arriving(0, 1)), arriving(0, 5))
+    rows = begin(arriving(0, 5))
     longer = rows
     for start in (5, 6):
         new = arriving(start, 1)
@@ -129,7 +129,7 @@ def test_bare_rows_are_filled_in_place_and_the_rows_given_stay_as_they_were() ->
 
 
 def test_rows_that_move_take_all_with_them() -> None:
-    rows = append(no_rows(arriving(0, 1)), arriving(0, 8))
+    rows = begin(arriving(0, 8))
     slots = mx.broadcast_to(mx.array([1, 6, 0], mx.int32), (*SHAPE, 3))  # row 6 goes
     moved = move(rows, slots)
     assert moved.keys.shape == rows.keys.shape
@@ -149,7 +149,7 @@ def test_any_history_leaves_what_a_plain_array_would_hold(
     history: Sequence[tuple[str, int]], seed: int
 ) -> None:
     random = np.random.default_rng(seed)
-    rows, start = append(no_rows(arriving(0, 1)), arriving(0, 4)), 4
+    rows, start = begin(arriving(0, 4)), 4
     model = agreed(rows)
     for what, count in history:
         held = model.shape[2]

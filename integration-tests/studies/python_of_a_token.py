@@ -40,7 +40,7 @@ def no_kernels() -> None:
     """Have launches give zeros, and vqx believe that a GPU of NVIDIA's is there."""
     *modules, tensor, targets = (
         importlib.import_module(f"vqx_kernels.{name}")
-        for name in ("kernel", "attention", "turning", "gathering", "tensor", "targets")
+        for name in ("kernel", "attention", "turning", "gathering", "prompts", "tensor", "targets")
     )
 
     @functools.lru_cache(maxsize=4096)

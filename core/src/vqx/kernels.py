@@ -144,9 +144,9 @@ def observed(
 
     None: they do not serve it, or the method has no lines of its own for them.
     """
-    kernels = _own_lines(method, block.generated)
-    asked = None if kernels is None or not block.ordered else _asked(kernels, block)
-    if kernels is None or asked is None or not _multiplied_at(kernels, method, asked, block.length):
+    kernels = _own_lines(method, block.generated) if block.ordered and block.length > 1 else None
+    asked = None if kernels is None or target() != "cuda" else _asked(kernels, block)
+    if kernels is None or asked is None or not kernels.serves("cuda", asked):
         return None
     found = _observed(kernels, method, stats, block, asked, block.generated)
     return {**stats, **found.written}, found.score
@@ -157,18 +157,17 @@ def _own_lines(method: Method, generated: Any) -> Any | None:
     scorer, kernel = method.scorer, method.scorer.kernel
     if kernel is None or kernel.layer or kernel.lines.adjust != "(logit)" or not isinstance(generated, int):
         return None
-    return offered() if kernel.stands_for == (scorer.score, scorer.observe) else None
+    own = kernel.stands_for == (scorer.score, scorer.observe) and scorer.observe is not None
+    return offered() if own else None
 
 
 def _observed(
     kernels: Any, method: Method, stats: Mapping[str, mx.array], block: Any, asked: Any, generated: int
 ) -> Any:
-    kernel = method.scorer.kernel
-    if kernel is None:
-        raise ValueError("a method without lines of its own")
+    kernel: Any = method.scorer.kernel
     asked, rule = _ruled(kernels, block, asked, **kernel.rule)
     factors = kernel.factors(block.start + block.length - 1, generated, block.length)
-    return kernels.observed(target(), asked, rule, kernel.lines, stats, factors)
+    return kernels.observed("cuda", asked, rule, kernel.lines, stats, factors)
 
 
 def averaged(block: Any, **how: Any) -> mx.array | None:
@@ -608,13 +607,12 @@ def picked(
 
 
 def nans(arrays: Sequence[mx.array], first: int, count: int) -> list[mx.array]:
-    """Whether rows ``first`` to ``first + count`` of arrays ``[B, H, N, D]`` hold NaN: ``[1]`` of each.
+    """Whether rows ``first`` to ``first + count`` of arrays made alike, ``[B, H, N, D]``, hold NaN.
 
-    Of all in one launch on CUDA, where they are alike.
+    ``[1]`` booleans of each; of all in one launch, where ``looks`` says that there is one.
     """
-    kernels, some = offered(), arrays[0]
-    alike = len({(array.shape, array.dtype) for array in arrays}) == 1
-    if kernels is None or not alike or not looks(some):
+    kernels = offered()
+    if kernels is None or not looks(arrays[0]):
         return [mx.any(mx.isnan(array[:, :, first : first + count])).reshape(1) for array in arrays]
     found: list[mx.array] = kernels.nans("cuda", arrays, first, count)
     return found

@@ -4,6 +4,7 @@ Queries and keys are multiplied twice, once for each query's sum and once for ea
 an order of its own: what it gives is near the reference, ``vqx.state.attention.Block``, and not its bits.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import mlx.core as mx
 
 from vqx_kernels.attention import HIDE, Asked, Layers, Rule, as_factors, asking
 from vqx_kernels.bodies import Method, compose
-from vqx_kernels.kernel import run
+from vqx_kernels.kernel import Run, flat, prepared
 from vqx_kernels.small import Guard, floats, shares, sizes, starts
 
 TOGETHER = 128
@@ -41,7 +42,7 @@ def prompt_mass(
     groups: bool,
 ) -> mx.array:
     """As ``vqx_kernels.prompt_mass``; by groups of four warps where a device has them (Hopper)."""
-    found = _pieces(target, asked, rule, noise, temperature, groups)
+    found, *_ = _pieces(target, asked, rule, noise, temperature, groups)
     return found[:, :, 0] if found.shape[2] == 1 else mx.sum(found, axis=2)
 
 
@@ -55,22 +56,44 @@ def observed(
     groups: bool,
 ) -> Observed:
     """As ``vqx_kernels.observed``."""
-    piece = _pieces(target, asked, rule, None, 1.0, groups)
+    piece, length, place = _pieces(target, asked, rule, None, 1.0, groups)
     batch, heads, pieces, n = piece.shape
-    _, (_, _, _, length, _), _, place = asking(asked)
-    arrays = {
-        "piece": piece,
-        "position": asked.position,
-        "sizes": sizes(n, pieces, Guard(), length, *place),
-        "starts": starts(asked.start, batch),
-        "factors": as_factors((asked.scale, *factors)),
-        **stats,
-    }
-    constants = {"H": heads, "HIDE": HIDE[rule.hide], "SPAN": SPAN}
-    outputs = [((batch, heads, n), mx.float32)] * (len(method.writes) + 1)
-    body = compose(("summed",), method)
-    found = run(target, body, arrays, constants, rows=batch * heads, parts=-(-n // SPAN), outputs=outputs)
+    given = [stats[name] for name in method.reads]
+    kinds = piece.dtype, mx.int32, mx.int32, mx.float32, mx.int32, *[each.dtype for each in given]
+    launch = _summing(target, method, kinds, HIDE[rule.hide], (batch, heads, n))
+    small = sizes(n, pieces, _UNGUARDED, length, *place), as_factors((asked.scale, *factors))
+    found = launch([piece, asked.position, *small, starts(asked.start, batch), *given])
     return Observed(dict(zip(method.writes, found, strict=False)), found[-1])
+
+
+_UNGUARDED = Guard()
+
+
+@functools.lru_cache(maxsize=256)
+def _summing(
+    target: str, method: Method, kinds: tuple[mx.Dtype, ...], hide: int, shape: tuple[int, int, int]
+) -> Run:
+    """The launch of ``summed``: of pieces, positions, sizes, factors, starts, and what the method reads."""
+    batch, heads, n = shape
+    return prepared(
+        target,
+        compose(("summed",), method),
+        kinds,
+        (("H", heads), ("HIDE", hide), ("SPAN", SPAN)),
+        rows=batch * heads,
+        parts=-(-n // SPAN),
+        outputs=((shape, mx.float32),) * (len(method.writes) + 1),
+    )
+
+
+class _Launches(NamedTuple):
+    """What prompts of a shape ask for: queries, keys, noise, sinks and small arrays -> bars -> pieces."""
+
+    bars: Run
+    weighed: Run
+    factors: mx.array
+    sizes: mx.array
+    shares: mx.array
 
 
 def _pieces(
@@ -80,37 +103,57 @@ def _pieces(
     noise: mx.array | None,
     temperature: float,
     groups: bool,
-) -> mx.array:
-    """What parts of the queries give to each row: ``[B, H, pieces, n]`` float32."""
-    arrays, (batch, heads, group, length, width), layers, place = asking(asked)
-    n = asked.position.shape[2]
-    count = group * length
-    unit = 1 / (math.log(2) * temperature)
-    constants = {
-        "D": width, "H": heads, "G": group, "TN": 128 if width <= 64 else 64 if width <= 128 else 32,
-        "HIDE": HIDE[rule.hide], "SINKS": int(asked.sinks is not None), "NOISE": int(noise is not None),
-        "GROUPS": int(groups),
-    }  # fmt: skip
+) -> tuple[mx.array, int, tuple[int, int]]:
+    """What parts of the queries give to each row: ``[B, H, pieces, n]`` float32; how many queries there are,
+    and of several layers a layer's lanes and room."""
+    arrays, shape, layers, place = asking(asked)
+    operands = [*arrays.values()]
+    bars, weighed, factors, small, shares = _launches(
+        target, shape, asked.position.shape[2], (operands[0].dtype, operands[-1].dtype), rule, asked.scale,
+        temperature, (noise is not None, asked.sinks is not None, groups), layers, place,
+    )  # fmt: skip
+    added = factors if noise is None else flat(noise.astype(mx.float32))
+    sinks = factors if asked.sinks is None else flat(asked.sinks.astype(mx.float32))
+    (tops,) = bars([*operands, added, sinks, factors, small, shares])
+    return weighed([*operands, added, tops, factors, small])[0], shape[3], place
+
+
+@functools.lru_cache(maxsize=256)
+def _launches(
+    target: str,
+    shape: tuple[int, int, int, int, int],
+    n: int,
+    kinds: tuple[mx.Dtype, mx.Dtype],
+    rule: Rule,
+    scale: float,
+    temperature: float,
+    how: tuple[bool, bool, bool],
+    layers: int,
+    place: tuple[int, int],
+) -> _Launches:
+    batch, heads, group, length, width = shape
+    noise, sinks, groups = how
+    count, unit = group * length, 1 / (math.log(2) * temperature)
+    constants = (
+        ("D", width), ("H", heads), ("G", group), ("TN", 128 if width <= 64 else 64 if width <= 128 else 32),
+        ("HIDE", HIDE[rule.hide]), ("SINKS", int(sinks)), ("NOISE", int(noise)), ("GROUPS", int(groups)),
+    )  # fmt: skip
     rows, blocks = batch * heads, 3 if width <= 64 else 2 if width <= 128 else 1
-    parts = min(PARTS, shared(rows, count, n))
-    pieces = shared(rows, n, count)
-    factors = floats((asked.scale * unit, unit, 1 / math.log(2)))
-    arrays |= {
-        "noise": factors if noise is None else noise.astype(mx.float32),
-        "sinks": factors if asked.sinks is None else asked.sinks.astype(mx.float32),
-        "factors": factors,
-        "sizes": sizes(n, parts, Guard(), length, *place),
-        "shares": shares(length, rule.decay, False),
-    }
-    arrays["bars"] = run(
-        target, compose(("bars",), layers=layers, blocks=blocks), arrays, constants, rows=rows,
-        parts=-(-count // TOGETHER) * parts, outputs=[((rows, parts, count), mx.float32)],
-    )[0]  # fmt: skip
-    shape = (batch, heads, pieces, n)
-    return run(
-        target, compose(("weighed",), layers=layers, blocks=blocks), arrays, constants, rows=rows,
-        parts=-(-n // TOGETHER) * pieces, outputs=[(shape, mx.float32)],
-    )[0]  # fmt: skip
+    parts, pieces = min(PARTS, shared(rows, count, n)), shared(rows, n, count)
+    found = []
+    for name, held, times, output in (
+        ("bars", count, parts, (rows, parts, count)),
+        ("weighed", n, pieces, (batch, heads, pieces, n)),
+    ):
+        body = compose((name,), layers=layers, blocks=blocks)
+        asks, gives = [kinds[0]] * layers + [kinds[1]] * layers, ((output, mx.float32),)
+        asks += [mx.int32 if read == "sizes" else mx.float32 for read in body.reads[2 * layers :]]
+        launches = -(-held // TOGETHER) * times
+        how_many = {"rows": rows, "parts": launches}
+        found.append(prepared(target, body, tuple(asks), constants, **how_many, outputs=gives))
+    factors = floats((scale * unit, unit, 1 / math.log(2)))
+    known = sizes(n, parts, _UNGUARDED, length, *place)
+    return _Launches(found[0], found[1], factors, known, shares(length, rule.decay, False))
 
 
 def shared(rows: int, held: int, passing: int) -> int:

@@ -6,12 +6,11 @@ import mlx.core as mx
 import numpy as np
 
 from vqx.scorers import Arrivals
-from vqx.state import lanes
-from vqx.state.constants import alike, counted
+from vqx.state import constants, lanes
 from vqx.state.layer import Each, Layer, Plan, dense, stacked
 from vqx.state.positions import STEPS
 from vqx.state.queries import watch
-from vqx.state.rows import Rows, append, append_bare, going, no_rows, overwrite
+from vqx.state.rows import Rows, append, append_bare, begin, going, overwrite
 from vqx.state.settling import settle
 
 
@@ -24,7 +23,7 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array) -> 
     new = begun(plan, keys, values, start)
     bound = (plan.method.budget + plan.options.interval) * (1 if layer is None else layer.heads)
     if layer is None:
-        layer = Layer(append(no_rows(new), new, bound))
+        layer = Layer(begin(new, bound))
     else:
         layer = caught_up(plan, layer)
         # what no logits need is evaluated with this forward: no graph grows over tokens
@@ -122,18 +121,11 @@ def begun(plan: Plan, keys: mx.array, values: mx.array, start: int) -> Rows:
 
 def columns_of(plan: Plan, keys: mx.array, values: mx.array, start: Any) -> dict[str, mx.array]:
     """What rows start with, ``[B, H, S]`` each; ``start`` as of ``vqx.Arrivals``."""
-    columns = plan.method.scorer.init(Arrivals(keys, values, start))
-    held = {name: _alike(column) for name, column in columns.items()}
-    if plan.compact:
-        held[STEPS] = mx.zeros(keys.shape[:3], mx.int32)
-    return held
-
-
-def _alike(column: Any) -> mx.array:
-    """A column; of one value for all rows nothing is copied."""
-    if isinstance(column, np.ndarray) and column.size > 1 and not any(column.strides):
-        return alike(column.shape, float(column.flat[0]))
-    return column if isinstance(column, mx.array) else mx.array(column)
+    init = plan.method.scorer.init
+    found = constants.columns(init, keys.shape, start)
+    if found is None:
+        found = {name: constants.held(column) for name, column in init(Arrivals(keys, values, start)).items()}
+    return {**found, STEPS: mx.zeros(keys.shape[:3], mx.int32)} if plan.compact else dict(found)
 
 
 def _count(keys: mx.array, start: int) -> mx.array:
@@ -141,4 +133,4 @@ def _count(keys: mx.array, start: int) -> mx.array:
     batch, heads, length, _ = keys.shape
     if length == 1:
         return mx.full((batch, heads, 1), start, mx.int32)
-    return counted(batch, heads, start, length)
+    return constants.counted(batch, heads, start, length)

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from vqx import kernels
 from vqx.options import Options, at_least
 from vqx.scorers import Method
 from vqx.state import lanes
@@ -226,10 +225,9 @@ class EvictingCache:
 
     def _look(self, keys: mx.array) -> None:
         """Find out whether a key of the forward is NaN; of all layers at once where one launch does it."""
-        together = self.turn is not None and self.plan.packing is None and cast(Layer, self._layer).heads == 1
-        if together and self.turn is not None and kernels.looks(keys):
-            self.turn.look(self)
-        else:
+        turn, layer = self.turn, self._still
+        alone = turn is None or self.plan.packing is not None or layer is None or layer.heads > 1
+        if alone or turn is None or not turn.look(self, keys):
             self._nan = mx.any(mx.isnan(keys))
 
     def looked(self, nan: mx.array) -> None:

@@ -1,12 +1,16 @@
 """Arrays that all layers of a prompt's forward ask for alike, made once on CUDA: each is a launch or more."""
 
 import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from vqx import kernels
+from vqx.scorers import Arrivals
 
-MOST = 2**20
+MOST = 2**18
 """Numbers of an array that is held for others that ask for it."""
 
 
@@ -15,6 +19,38 @@ def counted(batch: int, heads: int, start: int, length: int) -> mx.array:
     if _few(batch, heads, length):
         return _counted(batch, heads, start, length)
     return _places(batch, heads, start, length)
+
+
+class Shaped(NamedTuple):
+    """What is known of rows that have not come, or that nobody looks at."""
+
+    shape: tuple[int, ...]
+
+
+def columns(
+    init: Callable[[Arrivals], Mapping[str, Any]], shape: tuple[int, ...], start: Any
+) -> Mapping[str, mx.array] | None:
+    """What rows of shape ``[B, H, S, D]`` start with; None: that differs among layers, or is not held."""
+    return _columns(init, shape, start) if isinstance(start, int) and _few(*shape[:3]) else None
+
+
+@functools.lru_cache(maxsize=64)
+def _columns(
+    init: Callable[[Arrivals], Mapping[str, Any]], shape: tuple[int, ...], start: int
+) -> Mapping[str, mx.array] | None:
+    like: Any = Shaped(shape)
+    try:
+        found = init(Arrivals(like, like, start))
+    except (AttributeError, TypeError):  # they look at the rows themselves
+        return None
+    return {name: held(column) for name, column in found.items()}
+
+
+def held(column: Any) -> mx.array:
+    """A column of new rows; of one value for all of them nothing is copied."""
+    if isinstance(column, np.ndarray) and column.size > 1 and not any(column.strides):
+        return alike(column.shape, float(column.flat[0]))
+    return column if isinstance(column, mx.array) else mx.array(column)
 
 
 def alike(shape: tuple[int, int, int], value: float) -> mx.array:

@@ -42,12 +42,22 @@ class Rows(NamedTuple):
         return int(self.keys.nbytes + self.values.nbytes)
 
 
-def no_rows(like: Rows) -> Rows:
-    """Rows of an empty layer, with the widths and types of ``like``."""
-    keys, values, position, columns, _ = like
-    return Rows(
-        keys[..., :0, :], values[..., :0, :], position[..., :0], {k: c[..., :0] for k, c in columns.items()}
-    )
+def begin(new: Rows, bound: int | None = None) -> Rows:
+    """The rows of a layer that held none, as of ``append``."""
+    length = new.position.shape[2]
+    capacity = -(-length // STEP) * STEP
+    if bound is not None:
+        capacity = min(capacity, max(capacity_for(bound, new.keys), length))
+    return new._replace(keys=_roomy(new.keys, capacity), values=_roomy(new.values, capacity))
+
+
+def _roomy(new: mx.array, capacity: int) -> mx.array:
+    batch, heads, length, width = new.shape
+    if length == capacity:
+        return new
+    buffer = mx.zeros((batch, heads, capacity, width), new.dtype)
+    buffer[:, :, :length] = new
+    return buffer
 
 
 def without_buffers(rows: Rows) -> Rows:
@@ -63,8 +73,6 @@ def append(rows: Rows, new: Rows, bound: int | None = None) -> Rows:
     held, added = rows.position.shape[2], new.position.shape[2]
     rows = reserve(rows, held + added, bound)
     keys, values = written(rows.keys, new.keys, held), written(rows.values, new.values, held)
-    if not held:
-        return Rows(keys, values, new.position, new.columns)
     return Rows(
         keys,
         values,

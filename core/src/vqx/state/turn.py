@@ -138,24 +138,33 @@ class Turn:
             self.chunks.settle(cache, self.caches, keys.shape[2])
         return self.chunks.admitted(cache, keys, values)
 
-    def look(self, cache: Any) -> None:
-        """Say whether the keys that ``cache`` has read hold NaN, of all layers at once after the last one."""
+    def look(self, cache: Any, keys: mx.array) -> bool:
+        """Have it found whether the ``keys`` that ``cache`` has read hold NaN, once the last layer has read.
+
+        False: no launch does it for all.
+        """
+        if not self._unlooked and not kernels.looks(keys):
+            return False
         self._unlooked.append(cache)
-        if len(self._before) < len(self._caches):
-            return
+        if len(self._before) == len(self._caches):
+            self._look()
+        return True
+
+    def _look(self) -> None:
         caches, self._unlooked = self._unlooked, []
-        rows = [cache.as_it_is.rows for cache in caches]
-        kinds = [(one.length, one.keys.shape, one.keys.dtype) for one in rows]
+        layers = [cache.as_it_is for cache in caches]
+        kinds = [(one.last, one.rows.length, one.rows.keys.shape, one.rows.keys.dtype) for one in layers]
         nans: dict[int, mx.array] = {}
         for kind in set(kinds):
             alike = [place for place, other in enumerate(kinds) if other == kind]
-            count = caches[alike[0]].as_it_is.last
-            found = kernels.nans([rows[place].keys for place in alike], kind[0] - count, count)
+            count, n, *_ = kind
+            found = kernels.nans([layers[place].rows.keys for place in alike], n - count, count)
             nans.update(zip(alike, found, strict=True))
-        for place, other in enumerate(caches):
-            other.looked(nans[place])
+        last = len(caches) - 1
         # the others' are evaluated with the last one's, which is tied to what attention gives
-        cache.looked(mx.depends([nans.pop(len(caches) - 1)], [*nans.values()])[0])
+        nans[last] = mx.depends([nans[last]], [nans[place] for place in range(last)])[0] if last else nans[0]
+        for place, cache in enumerate(caches):
+            cache.looked(nans[place])
 
     def done(self) -> None:
         """A cache has read them; once all have, nothing of before is held."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vqx_kernels import attention, kernel
+from vqx_kernels import attention, kernel, prompts
 from vqx_kernels.testing.emulator import Conditions, Kernel, Launch
 
 
@@ -33,9 +33,15 @@ def recorded() -> Iterator[list[tuple[str, Launch]]]:
 def _built_by(build: Any) -> Iterator[None]:
     usual = kernel.built
     kernel.built = build
-    attention._launches.cache_clear()  # of what was built before
+    _forget()
     try:
         yield
     finally:
         kernel.built = usual
-        attention._launches.cache_clear()
+        _forget()
+
+
+def _forget() -> None:
+    """Let go of what was built before."""
+    for launches in (attention._launches, prompts._launches):
+        launches.cache_clear()
