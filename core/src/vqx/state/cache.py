@@ -188,7 +188,7 @@ class EvictingCache:
         self._decide()
         if turn is not None:
             if keys.shape[2] >= LONG:
-                turn.start(keys, 0 if self._still is None else self._still.rows.nbytes)
+                turn.start(keys, 0 if self._layer is None else self._layer.rows.nbytes)
             turn.read(self, self.now())
         alike = not self.unseen and self._nan is None and (keys.shape, values.shape) == self._shapes
         layer = self._layer
