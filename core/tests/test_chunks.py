@@ -211,6 +211,25 @@ def test_one_launch_moves_the_rows_of_all_layers_on_cuda(
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("name", [*SCORERS, "norms"])
+def test_first_rows_start_as_those_of_a_layer_alone(
+    name: str, stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, found, every = drawn(stream), [], {**SCORERS, **ALONE}
+    monkeypatch.setattr(kernels, "target", lambda: "cuda")
+    for together in (True, False):
+        made = caches(every[name], together=together)
+        with testing.recorded():
+            forward(made, text, 9)  # fewer than the budget: there is room for more
+            positions = [cache.as_it_is.rows.position for cache in made]
+            assert (positions[0] is positions[1]) or name == "norms" or not together
+            forward(made, text, 2)
+        found.append([*held(made), *(np.array(cache.as_it_is.rows.keys.shape) for cache in made)])
+        assert not together or made[0].turn.chunks._first is None
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_layers_whose_scores_are_held_settle_together_though_their_scorers_differ(
     settled: list[Any], stream: Any
 ) -> None:

@@ -134,6 +134,8 @@ class Turn:
         """The layer of ``cache`` with new rows, as of ``vqx.state.chunks``; None: it goes by itself."""
         if cache.allotment is not None:
             return None
+        if cache.as_it_is is None:
+            return self.chunks.begun(cache.plan, keys, values)
         if not self.chunks.settled(cache):
             self.chunks.settle(cache, self.caches, keys.shape[2])
         return self.chunks.admitted(cache, keys, values)
