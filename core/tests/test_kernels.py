@@ -1,11 +1,15 @@
 """A kernel stands beside MLX operations, and gives what they give: here as the host's loops."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
-from vqx import EvictingCache, Method, Options, accumulated, kernels
+from vqx import EvictingCache, Method, Options, accumulated, kernels, make_cache
+from vqx.host import watching
 from vqx.state import attention
 from vqx.state.attention import Block
 
@@ -219,3 +223,47 @@ def test_a_prompts_cut_keeps_the_rows_of_mlx_operations(target: str, monkeypatch
         assert ("guarded" in "".join(launch.name for _, launch in launches)) == (where == target)
     np.testing.assert_array_equal(found[0][0], found[1][0])
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=2e-5)
+
+
+@pytest.mark.parametrize("interval", [1, 6])
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize("name", ["toy", "toy-newest"])
+def test_a_token_reads_what_is_left_by_a_kernel_and_before_that_by_mlx(
+    name: str, interval: int, tiny_llama: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = tiny_llama(2, dtype=mx.float16, **sizes)
+    text = mx.random.randint(0, 97, (2, 40), key=mx.random.key(2))
+    monkeypatch.setattr(watching, "ONCE", 1)
+    monkeypatch.setattr(vqx_kernels.attending, "BLOCKS", 1)
+    called: list[int] = []
+
+    def attended(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array | None:
+        called.append(keys.shape[2])
+        return vqx_kernels.attended("cuda", queries, keys, values, scale)
+
+    def read(own: bool) -> list[mx.array]:
+        caches = make_cache(model, name, budget=20, interval=interval)
+        found = [model(text[:, :16], cache=caches)]
+        monkeypatch.setattr(kernels, "attended", attended if own else lambda *_: None)
+        steps = [text[:, token : token + 1] for token in range(16, 40)]
+        return [*found, *[model(step, cache=caches) for step in steps]]
+
+    with testing.emulated():
+        own, plain = read(True), read(False)
+    before = 1 + 4 + interval  # forwards, a prompt among them, until a row is missing
+    assert len(called) == 2 * (len(own) - before)
+    for one, other in zip(own[:before], plain[:before], strict=True):
+        assert mx.array_equal(one, other)
+    apart = [np.array(one) - np.array(other) for one, other in zip(own[before:], plain[before:], strict=True)]
+    assert 0 < np.max(np.abs(apart)) < 0.02  # of logits of about 1, in float16
+
+
+def test_a_tokens_attention_is_asked_of_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, keys = mx.zeros((4, 32, 1, 64), mx.float16), mx.zeros((4, 8, 9, 64), mx.float16)
+    monkeypatch.setattr(vqx_kernels, "attended", lambda target, *given: (target, *given))
+    monkeypatch.setattr(kernels, "target", lambda: "cuda")
+    assert kernels.attended(queries, keys, keys, 0.1) == ("cuda", queries, keys, keys, 0.1)
+    for where in ("reference", "host", "metal"):
+        monkeypatch.setattr(kernels, "target", partial(str, where))
+        assert kernels.attended(queries, keys, keys, 0.1) is None

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from vqx_kernels import Target, choose, host, probe, targets, tensor
+from vqx_kernels import Target, attending, choose, describe, host, probe, targets, tensor
 from vqx_kernels.targets import _choose
 
 Machine = Callable[..., None]
@@ -54,6 +54,15 @@ def test_a_gpu_without_tensor_cores_is_used_and_says_so(machine: Machine) -> Non
     machine(cuda=True, slow="they do not run")
     assert choose().name == "cuda"
     assert choose().why.endswith("no tensor cores for prompts: they do not run")
+
+
+@pytest.mark.parametrize("off", ["", "it does not run"])
+def test_a_token_whose_attention_stays_mlxs_is_told(
+    off: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(cuda=True)
+    monkeypatch.setattr(attending, "wrong", lambda target: off)
+    assert any("attention is MLX's" in line for line in describe()) == bool(off)
 
 
 def test_on_a_cpu_the_reference_runs_unless_its_loops_are_asked_for(

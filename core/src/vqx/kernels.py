@@ -72,6 +72,18 @@ def described() -> list[str]:
     return list(kernels.describe())
 
 
+def attended(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array | None:
+    """Attention of one query of each head, ``[B, H * G, 1, D]``, over all rows ``[B, H, n, *]``.
+
+    Its sums are in an order of its own. None: no kernel serves these arrays here.
+    """
+    kernels = offered()
+    if kernels is None or target() != "cuda":
+        return None
+    found: mx.array | None = kernels.attended("cuda", queries, keys, values, scale)
+    return found
+
+
 def gained(
     block: Any, *, itself: bool = True, old: int = 0, causal: bool = True, **fused: Any
 ) -> mx.array | None:

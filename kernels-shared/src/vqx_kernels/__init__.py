@@ -1,5 +1,6 @@
 """Kernels of vqx: one body for Metal, CUDA and the host's C loops, and on which of them it runs here."""
 
+from vqx_kernels.attending import attended
 from vqx_kernels.attention import Asked, Layers, Rule, Step, fits, gained, mass, step
 from vqx_kernels.bodies import Method
 from vqx_kernels.gathering import ARRAYS, gathered, joined, nans, picked
@@ -25,6 +26,7 @@ __all__ = [
     "Target",
     "Tile",
     "Turns",
+    "attended",
     "choose",
     "choose_at_once",
     "describe",

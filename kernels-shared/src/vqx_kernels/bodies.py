@@ -56,6 +56,7 @@ FRAGMENTS = {
     "bars": Fragment(("queries", "keys", "noise", "sinks", "factors", "sizes", "shares"), ("bars",)),
     "weighed": Fragment(("queries", "keys", "noise", "bars", "factors", "sizes"), ("piece",)),
     "summed": Fragment(("piece", "position", "sizes", "factors", "starts"), ()),
+    "attended": Fragment(("queries", "keys", "values", "factors"), ("attended",)),
 }
 ATTENTION = ("logits", "tops", "columns")
 TENSOR = ("bars", "weighed")
@@ -85,17 +86,26 @@ class Body(NamedTuple):
     def tensor(self) -> bool:
         return "bars" in (*self.reads, *self.writes)
 
+    @property
+    def bare(self) -> bool:
+        """Whether it does without our loops: MLX goes through a text at every call, and each layer calls."""
+        return self.name == "attended"
+
     def source(self, target: str) -> str:
         """What stands in the kernel's braces: where a block is, and the body."""
+        if self.bare:
+            return self.text
         return PROLOGUE["tensor" if self.tensor else target] + self.text
 
     def header(self, target: str) -> str:
         """What stands before the kernel."""
+        if self.bare:
+            return "".join(map(_text, ("cuda.h", "arithmetic.h", "copies.h", "mma.h", "attended.h")))
         adjust = f"#define VQX_ADJUST(logit, at) {self.adjust}\n"
         own: tuple[str, ...] = ("attention.h",)
         if self.tensor:
             adjust = f"#define VQX_BLOCKS {self.blocks}\n"
-            own = ("copies.h", "tensor.h")
+            own = ("copies.h", "mma.h", "tensor.h")
         elif target == "cuda" and "queries_strides" in self.text:
             own = ("copies.h", "staged.h", "attention.h")
         return "".join(map(_text, HEADERS[target])) + adjust + "".join(map(_text, own))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from vqx_kernels import host, probe, tensor
+from vqx_kernels import attending, host, probe, tensor
 
 
 class Target(NamedTuple):
@@ -63,7 +63,7 @@ def choose_at_once() -> Target:
 
 
 def describe() -> list[str]:
-    """What runs here and why, in one line, and a line for each target.
+    """What runs here and why, in one line, and a line for each target; and what the one that runs leaves out.
 
     Raises:
         ValueError: as ``choose``.
@@ -73,6 +73,8 @@ def describe() -> list[str]:
     found = [f"{name}: {why}" if here else f"{name}: not here, {why}" for name, here, why in targets()]
     if chosen.name == "reference":
         return [f"none on this device{asked}; MLX operations do their work", *found]
+    if chosen.name == "cuda" and (off := attending.wrong("cuda")):
+        found.append(f"a token's attention is MLX's: {off}")
     return [f"run on {chosen.name}{asked}, {chosen.why}", *found]
 
 

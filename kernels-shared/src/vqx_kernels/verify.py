@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 
-from vqx_kernels import attention, keys, probe, replaying, selection, tensor, turning
+from vqx_kernels import attending, attention, keys, probe, replaying, selection, tensor, turning
 from vqx_kernels.attention import Asked, Rule
 from vqx_kernels.bodies import Method
 from vqx_kernels.small import Guard
@@ -255,6 +255,10 @@ def main(target: str) -> int:
         far = tensor.apart(target, case)
         different += not far <= tensor.ERROR
         print(f"{target} {name}: {far:.1e} from float64, {tensor.ERROR:.0e} allowed", flush=True)
+    for name, token in attending.CASES.items() if target == "cuda" else ():
+        far = attending.apart(target, token)
+        different += not far <= attending.ERROR
+        print(f"{target} {name}: {far:.1e} from float64, {attending.ERROR:.0e} allowed", flush=True)
     verdict = "DIFFERENT" if different else "EQUAL"
     print(f"{verdict}: {target}, {device}, mlx {version('mlx')}, {platform.platform()}")
     return int(different > 0)

@@ -18,10 +18,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
 
+from vqx import kernels
 from vqx.host.weighing import weighed, weighs
 from vqx.state.batch import EvictingBatch
 from vqx.state.cache import EvictingCache
 from vqx.state.reversible import ReversibleCache
+from vqx.state.rows import ONCE
 
 NAME = "scaled_dot_product_attention"
 
@@ -90,6 +92,8 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         weighing = isinstance(cache, (EvictingCache, EvictingBatch)) and weighs(queries, keys, values)
         if one is not None and mask is None and not weighing and one.goes_on(queries, keys, scale, sinks):
             if plain:  # this is what it asks of a cache without bits of mlx-lm's
+                if keys.size >= ONCE and (own := _left(one, queries, keys, values, scale, sinks)) is not None:
+                    return own
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, sinks=sinks)
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
@@ -104,8 +108,11 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
                 return _tied(found, cache)
         cache.observe(queries, keys, scale, mask, sinks)
         if one is not None and mask is None and not one.in_lanes:
-            found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-            return _tied(found, cache)
+            much = plain and keys.size >= ONCE
+            own = _left(one, queries, keys, values, scale, sinks) if much else None
+            if own is None:
+                own = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+            return _tied(own, cache)
 
         def masked(queries: mx.array, mask: Any) -> mx.array:
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
@@ -114,6 +121,16 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
     attention.shows_queries_to_vqx = True  # type: ignore[attr-defined]
     return attention
+
+
+def _left(
+    cache: EvictingCache, queries: mx.array, keys: mx.array, values: mx.array, scale: float, sinks: Any
+) -> mx.array | None:
+    """A token's attention over what is left after rows went, by a kernel.
+
+    None: none went, so that it shall be mlx-lm's bit for bit, or no kernel serves it.
+    """
+    return kernels.attended(queries, keys, values, scale) if sinks is None and cache.gone else None
 
 
 def _after_eviction(cache: EvictingCache | EvictingBatch, queries: mx.array, mask: Any) -> bool:

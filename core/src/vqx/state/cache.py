@@ -398,6 +398,12 @@ class EvictingCache:
         return self._still is not None and self._still.evicted and self._still.heads == 1
 
     @property
+    def gone(self) -> bool:
+        """As ``evicted``, of what attention reads now: a seat's first token stands over a row that went."""
+        run = self._run
+        return self.evicted or (run is not None and run.evicts and run.added > 0)
+
+    @property
     def in_lanes(self) -> bool:
         """Whether the heads of the layer share one lane, so that attention needs the cache's own masks."""
         return self._still is not None and self._still.heads > 1

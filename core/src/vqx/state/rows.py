@@ -18,6 +18,10 @@ MUCH = 3 * 2**22
 sequences twice as many, of more three times, since a GPU waits for what their matrix products ask of its
 host."""
 
+ONCE = 9 * 2**21
+"""Numbers of keys, of several sequences, from which on a kernel reads a generated token's rows on CUDA: where
+cuDNN's attention, which asks more of its host, would be the faster one of MLX's."""
+
 
 class Rows(NamedTuple):
     """n rows; ``keys`` and ``values`` may have room for more, the columns are exact.

@@ -34,6 +34,7 @@ class Run:
     )  # fmt: skip
 
     last = False  # nothing is decided once it took a token
+    evicts = False
 
     def __init__(self, plan: Plan, layer: Layer, left: int, shapes: tuple[Any, Any], watches: bool) -> None:
         rows, waiting = layer.rows, layer.waiting

@@ -48,6 +48,7 @@ class Seat:
     )  # fmt: skip
 
     left = 0  # tokens that it takes whatever is decided
+    evicts = True  # each of its tokens stands where another's row was
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ template <class T> inline T msl_shfl(T v, int src, int l, unsigned mask) { msl_s
 template <class T> inline T __shfl_xor_sync(unsigned m, T v, int x, int = 32, int l = __builtin_LINE()) { return msl_shfl(v, int(msl_self()->lane) ^ x, l, m); }
 template <class T> inline T __shfl_sync(unsigned m, T v, int x, int = 32, int l = __builtin_LINE()) { return msl_shfl(v, x & 31, l, m); }
 template <class T> inline T __shfl_down_sync(unsigned m, T v, int x, int = 32, int l = __builtin_LINE()) { return msl_shfl(v, int(msl_self()->lane) + x, l, m); }
+inline int __any_sync(unsigned, int p, int l = __builtin_LINE()) { msl_simd_view s = msl_simd_sync(&p, sizeof p, l); int r = 0; for (int i = 0; i < 32; i++) if (s.active >> i & 1) { int q; __builtin_memcpy(&q, s.slots + 16 * i, sizeof q); r |= q; } return r; }
 inline float log2f(float a) { return __builtin_log2f(a); }
 // mma.m16n8k16: every lane shows its words of both operands, and takes the numbers of its own four sums.
 template <class T> inline void msl_mma(float* d, const unsigned* a, const unsigned* b, int l = __builtin_LINE()) {
