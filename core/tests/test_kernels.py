@@ -194,6 +194,7 @@ def test_nan_is_found_in_any_of_the_rows_asked_for_and_in_no_other(
     monkeypatch.setattr(vqx_kernels.gathering, "LOOKED", 70)  # three pieces of 10 rows of 16 numbers
     vqx_kernels.gathering._look.cache_clear()
     arrays = [mx.full((2, 2, 20, 16), -mx.inf, dtype) for _ in range(5)]
+    arrays[1::2] = [array.swapaxes(1, 2) for array in (mx.full((2, 20, 2, 16), 1.0, dtype),) * 2]
     for number, place in enumerate(((0, 0, 4, 15), (0, 0, 5, 0), (1, 1, 14, 15), (1, 0, 15, 0))):
         arrays[number][place] = mx.nan
     found = []

@@ -80,7 +80,7 @@ class Body(NamedTuple):
 
     @property
     def strided(self) -> bool:
-        return any(name in STRIDED for name in self.reads)
+        return any(name in STRIDED for name in self.reads) or "rows_0_strides" in self.text
 
     @property
     def tensor(self) -> bool:
@@ -186,9 +186,9 @@ def compose(
             text = _of_layers(text, layers, ("keys", "turned"))
         if name in ("gathered", "nans"):
             asks = (*(f"rows_{i}" for i in range(layers)), *asks)
-            text = text.replace(
-                "FROM\n", "".join(f"case {i}: from = rows_{i}; break;\n" for i in range(layers))
-            )
+            lies = "for (int k = 0; k < 4; k++) step[k] = rows_{0}_strides[k]; " if name == "nans" else ""
+            cases = [f"case {i}: from = rows_{i}; {lies.format(i)}break;\n" for i in range(layers)]
+            text = text.replace("FROM\n", "".join(cases))
         if name == "picked":
             asks = (*(f"rows_{i}" for i in range(layers)), *asks)
             gives = tuple(f"picked_{i}" for i in range(layers))

@@ -92,29 +92,32 @@ def _picking(
 
 LOOKED = 8448
 """Numbers that a block looks at."""
+STRIDES = 32
+"""Arrays of a launch that says how each lies, at most."""
 
 
 def nans(target: str, arrays: Sequence[mx.array], first: int, count: int) -> list[mx.array]:
     """Whether rows ``first`` to ``first + count`` of arrays ``[B, H, N, D]`` hold NaN: ``[1]`` of each."""
-    batch, heads, rows, width = arrays[0].shape
+    batch, heads, _, width = arrays[0].shape
     pieces, lanes = -(-count * width // LOOKED), batch * heads
-    at = _places(rows, first, count, pieces, lanes, width)
+    at = _places(first, count, pieces, lanes)
     found: list[mx.array] = []
-    for begin in range(0, len(arrays), ARRAYS):
-        some = arrays[begin : begin + ARRAYS]
-        launch = _look(target, arrays[0].dtype, len(some), pieces, lanes)
+    for begin in range(0, len(arrays), STRIDES):
+        some = arrays[begin : begin + STRIDES]
+        launch = _look(target, arrays[0].dtype, len(some), pieces, (batch, heads, width))
         found += mx.split(mx.any(launch([*some, at])[0], axis=1), len(some))
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _look(target: str, dtype: mx.Dtype, number: int, pieces: int, lanes: int) -> Run:
+def _look(target: str, dtype: mx.Dtype, number: int, pieces: int, shape: tuple[int, int, int]) -> Run:
+    batch, heads, width = shape
     return prepared(
         target,
         compose(("nans",), layers=number),
         (*[dtype] * number, mx.int32),
-        (("SPAN", LOOKED),),
-        rows=lanes,
+        (("SPAN", LOOKED), ("H", heads), ("D", width)),
+        rows=batch * heads,
         parts=number * pieces,
-        outputs=(((number, lanes * pieces), mx.bool_),),
+        outputs=(((number, batch * heads * pieces), mx.bool_),),
     )
