@@ -12,20 +12,16 @@ import mlx.core as mx
 
 from vqx import kernels
 from vqx.state.arrival import columns_of
-from vqx.state.constants import counted
 from vqx.state.cuts import AT_ONCE
 from vqx.state.layer import Layer, Plan
 from vqx.state.queries import behind
-from vqx.state.rows import Rows, capacity_for, fresh, pick, written
+from vqx.state.rows import Rows, capacity_for, pick, written
 
 TOGETHER = 2**27
 """Bytes of rows that are settled at once: they are held beside those that stay of them, with their room."""
 
 MOST = 64
 """Layers of a launch: it has the addresses of old and of new keys and values (``vqx_kernels.ARRAYS``)."""
-
-
-_NOTHING = mx.zeros((0,))
 
 
 class Ready(NamedTuple):
@@ -41,7 +37,6 @@ class Chunks:
 
     def __init__(self) -> None:
         self._ready: dict[int, Ready] = {}
-        self._first: tuple[Any, Rows] | None = None  # what first rows of such a method and shape start with
         self._apart: Any = None  # the method that no kernel served so
 
     @property
@@ -50,27 +45,7 @@ class Chunks:
         return sum(ready.before.rows.nbytes for ready in self._ready.values())
 
     def clear(self) -> None:
-        self._ready, self._first = {}, None
-
-    def begun(self, plan: Plan, keys: mx.array, values: mx.array) -> Layer | None:
-        """As ``vqx.state.arrival.admit`` of a prompt's first rows; what they start with is made once.
-
-        None: they go by themselves, as where an operation is no launch.
-        """
-        batch, heads, length, _ = keys.shape
-        if length < 2 or plan.packing is not None or plan.compact or kernels.target() != "cuda":
-            return None
-        like = plan.method.scorer.init, keys.shape
-        if self._first is None or self._first[0] != like:
-            shaped: Any = _Shaped(keys.shape)
-            try:
-                columns = columns_of(plan, shaped, shaped, 0)
-            except AttributeError:
-                return None
-            self._first = like, Rows(_NOTHING, _NOTHING, counted(batch, heads, 0, length), columns)
-        new = self._first[1]._replace(keys=keys, values=values)
-        rows = fresh(new, plan.method.budget + plan.options.interval)
-        return Layer(rows, tokens_seen=length, last=length)
+        self._ready = {}
 
     def settled(self, cache: Any) -> bool:
         """Whether its layer is one of them."""

@@ -85,17 +85,6 @@ def append(rows: Rows, new: Rows, bound: int | None = None) -> Rows:
     )
 
 
-def fresh(new: Rows, bound: int) -> Rows:
-    """As ``append`` to no rows."""
-    length = new.position.shape[2]
-    capacity = min(-(-length // STEP) * STEP, max(capacity_for(bound, new.keys), length))
-    shapes = [(*array.shape[:2], capacity, array.shape[3]) for array in (new.keys, new.values)]
-    keys, values = mx.zeros(shapes[0], new.keys.dtype), mx.zeros(shapes[1], new.values.dtype)
-    keys[:, :, :length] = new.keys
-    values[:, :, :length] = new.values
-    return new._replace(keys=keys, values=values)
-
-
 def append_bare(rows: Rows, keys: mx.array, values: mx.array) -> Rows:
     """Write one row behind those filled, where there is room, and nothing else."""
     held_keys, held_values, position, columns, bare = rows

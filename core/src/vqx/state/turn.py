@@ -135,7 +135,7 @@ class Turn:
         if cache.allotment is not None:
             return None
         if cache.as_it_is is None:
-            return self.chunks.begun(cache.plan, keys, values)
+            return None
         if not self.chunks.settled(cache):
             self.chunks.settle(cache, self.caches, keys.shape[2])
         return self.chunks.admitted(cache, keys, values)
