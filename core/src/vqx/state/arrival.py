@@ -116,6 +116,9 @@ def begun(plan: Plan, keys: mx.array, values: mx.array, start: int) -> Rows:
     if plan.packing is not None:  # a method sees rows as they are held
         held = plan.packing.packed(keys, values)
         keys, values = plan.packing.unpacked(*held)
+    known = None if plan.compact else constants.started(plan.method.scorer.init, keys.shape, start)
+    if known is not None:
+        return Rows(*held, *known)
     return Rows(*held, _count(keys, start), columns_of(plan, keys, values, start))
 
 

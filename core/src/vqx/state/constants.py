@@ -27,6 +27,14 @@ class Shaped(NamedTuple):
     shape: tuple[int, ...]
 
 
+def started(
+    init: Callable[[Arrivals], Mapping[str, Any]], shape: tuple[int, ...], start: Any
+) -> tuple[mx.array, Mapping[str, mx.array]] | None:
+    """Positions and statistics of new rows of shape ``[B, H, S, D]``; None as of ``columns``."""
+    found = columns(init, shape, start)
+    return None if found is None else (_counted(*shape[:2], start, shape[2]), found)
+
+
 def columns(
     init: Callable[[Arrivals], Mapping[str, Any]], shape: tuple[int, ...], start: Any
 ) -> Mapping[str, mx.array] | None:
