@@ -23,23 +23,24 @@ def admit(plan: Plan, layer: Layer | None, keys: mx.array, values: mx.array) -> 
     new = begun(plan, keys, values, start)
     bound = (plan.method.budget + plan.options.interval) * (1 if layer is None else layer.heads)
     if layer is None:
-        layer = Layer(begin(new, bound))
-    else:
-        layer = caught_up(plan, layer)
-        # what no logits need is evaluated with this forward: no graph grows over tokens
-        new = new._replace(keys=mx.depends([new.keys], layer.carried)[0])
-        layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
-        new = new if layer.heads == 1 else lanes.one_lane(new)
-        gone = None
-        if slot is not None and plan.options.undo:  # read before it is written over
-            gone = going(layer.rows, slot)
-            keys, values = mx.depends([new.keys, new.values], [gone.keys, gone.values])
-            new = new._replace(keys=keys, values=values)
-        rows = append(layer.rows, new, bound) if slot is None else overwrite(layer.rows, slot, new)
-        seen = None if layer.seen is None else layer.seen.joined(length, slot)
-        layer = layer._replace(rows=rows, seen=seen, gone=gone)
+        return Layer(begin(new, bound), tokens_seen=length, last=length, generated=int(length == 1))
+    layer = caught_up(plan, layer)
+    # what no logits need is evaluated with this forward: no graph grows over tokens
+    new = new._replace(keys=mx.depends([new.keys], layer.carried)[0])
+    layer, slot = settle(plan, layer, room=max(length, plan.options.interval))
+    new = new if layer.heads == 1 else lanes.one_lane(new)
+    gone = None
+    if slot is not None and plan.options.undo:  # read before it is written over
+        gone = going(layer.rows, slot)
+        keys, values = mx.depends([new.keys, new.values], [gone.keys, gone.values])
+        new = new._replace(keys=keys, values=values)
     return layer._replace(
-        tokens_seen=start + length, last=length, generated=layer.generated + 1 if length == 1 else 0
+        rows=append(layer.rows, new, bound) if slot is None else overwrite(layer.rows, slot, new),
+        seen=None if layer.seen is None else layer.seen.joined(length, slot),
+        gone=gone,
+        tokens_seen=start + length,
+        last=length,
+        generated=layer.generated + 1 if length == 1 else 0,
     )
 
 

@@ -66,7 +66,8 @@ def watch(
     """
     scorer = plan.method.scorer
     block = block_of(plan, layer, queries, scale=scale, mask=mask, sinks=sinks, keys=keys, later=later)
-    block = block._replace(known=known, given=given)
+    if known is not None or given is not None:
+        block = block._replace(known=known, given=given)
     layer = remember(plan, layer, block, logits or (layer.seen is not None and layer.seen.logits))
     if scorer.note is not None:
         layer = layer._replace(notes=scorer.note(layer.notes, *_unturned(plan, layer, queries, scale, later)))
@@ -74,10 +75,9 @@ def watch(
         return layer
     found = kernels.observed(plan.method, stats_of(layer), block)
     if found is not None:
-        observed, score = found
-        layer = layer._replace(score=score if layer.last > 1 and plan.due(layer) else None)
-    else:
-        observed = scorer.observe(stats_of(layer), block)
+        score = found[1] if layer.last > 1 and plan.due(layer) else None
+        return layer._replace(rows=layer.rows._replace(columns=found[0]), score=score)
+    observed = scorer.observe(stats_of(layer), block)
     if layer.heads > 1:
         observed = {name: lanes.own(column, layer.rows, layer.heads) for name, column in observed.items()}
     columns = {**layer.rows.columns, **observed}
