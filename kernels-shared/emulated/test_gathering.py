@@ -48,3 +48,4 @@ def test_rows_of_many_arrays_are_picked_at_slots_of_their_own(
     for array, own, one in zip(arrays, 2 * mx.split(slots, 2), found, strict=True):
         assert one.shape == (2, 3, capacity, width)
         assert mx.array_equal(one[:, :, :keep], mx.take_along_axis(array, own[..., None], axis=2))
+        assert not mx.any(one[:, :, keep:]).item()  # NaN, times a weight of zero, would be NaN

@@ -604,8 +604,8 @@ def picked(
 ) -> tuple[list[mx.array], list[mx.array]] | None:
     """The rows of L layers, ``[B, H, N, D]`` and ``[B, H, N, Dv]`` each, at ``slots`` ``[L * B, H, m]``.
 
-    They stand first in arrays ``[B, H, capacity, *]``; what stands behind them is unknown. None: no kernel
-    does it here, or for so many.
+    They stand first in arrays ``[B, H, capacity, *]``, and zeros behind them: attention may multiply what it
+    masks. None: no kernel does it here, or for so many.
     """
     kernels, number = offered(), len(keys)
     if kernels is None or target() != "cuda" or 4 * number > kernels.ARRAYS:

@@ -64,7 +64,7 @@ def picked(target: str, arrays: Sequence[mx.array], slots: mx.array, capacity: i
     Args:
         arrays: ``[B, H, N, D]`` each, at most 128: those of L layers, then again of L layers, and so on.
         slots: ``[L * B, H, m]`` int32, row by row.
-        capacity: at least m; rows from there on are not written.
+        capacity: at least m; rows from there on are zeros.
     """
     (batch, heads, rows, width), keep, sets = arrays[0].shape, slots.shape[2], slots.shape[0]
     launch = _picking(
