@@ -20,7 +20,7 @@ EARLY: ContextVar[int | None] = ContextVar("EARLY", default=None)
 BEGUN: ContextVar[list[mx.array] | None] = ContextVar("BEGUN", default=None)
 """Of a forward that is traced and never runs: the keys up to which it would have begun, one after another."""
 
-EVERY = 4
+EVERY = 2
 """Layers from one that begins early to the next: each beginning costs a launch."""
 
 LONG = 16
@@ -100,7 +100,7 @@ class Turn:
         self._over()
 
     def start(self, keys: mx.array, held: int) -> None:
-        """Have a prompt's forward begin, up to every fourth layer's ``keys``, while Python writes on.
+        """Have a prompt's forward begin, up to every other layer's ``keys``, while Python writes on.
 
         What layers were before is held until the last one has read the tokens: where the device is past a
         layer it is held beside what came of it, so nothing more begins where that is more than ``early``.
