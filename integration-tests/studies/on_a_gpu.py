@@ -40,9 +40,9 @@ class Setting(NamedTuple):
 
 
 SETTINGS = [
-    *(Setting("decode", batch, 512, ALL, 30) for batch in (8, 16, 1)),
-    *(Setting("decode", batch, 2048, ALL, 30) for batch in (8, 16, 1)),
-    *(Setting("decode", batch, 8192, ALL, 30) for batch in (1, 8)),
+    *(Setting("decode", batch, 512, ALL, 20) for batch in (8, 16, 1)),
+    *(Setting("decode", batch, 2048, ALL, 20) for batch in (8, 16, 1)),
+    *(Setting("decode", batch, 8192, ALL, 20) for batch in (1, 8)),
     Setting("prompt", 1, 512, PROMPTS, 20, 2048),
     Setting("prompt", 1, 512, PROMPTS, 12, 8192),
     Setting("decode", 1, 512, TWO, 20, positions="compact"),
