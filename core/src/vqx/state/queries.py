@@ -9,7 +9,6 @@ from vqx import kernels
 from vqx.state import lanes
 from vqx.state.attention import Block, Known
 from vqx.state.layer import Layer, Places, Plan, Seen, Waiting, next_place, placed, position_of, stats_of
-from vqx.state.rows import apart
 
 
 def wait(
@@ -149,8 +148,10 @@ def remember(plan: Plan, layer: Layer, block: Block, logits: bool) -> Layer:
             )
         queries = mx.concatenate([layer.seen.queries, queries], axis=3)
         origin = _behind(layer.seen.origin, origin)
-    if queries.shape[3] > wanted:  # copied, since a view would keep all of them
-        queries = apart(queries.swapaxes(2, 3), queries.shape[3] - wanted, queries.shape[3]).swapaxes(2, 3)
+    if queries.shape[3] > wanted:  # copied as of `apart`, since a view would keep all of them
+        middle = queries.shape[3] - (wanted + 1) // 2
+        halves = queries[..., queries.shape[3] - wanted : middle, :], queries[..., middle:, :]
+        queries = mx.concatenate([*halves], axis=3)  # row by row, as kernels read those of several layers
     origin = None if origin is None else origin[:, -wanted:]
     known = block.known if wanted == 1 else None
     return layer._replace(seen=Seen(queries, block.scale, block.sinks, logits, origin, known))
