@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 from mlx_lm.generate import BatchGenerator
+from mlx_lm.models import phi3
 from subjects import caches_of, method
 from vqx import cli
 from vqx.host import forecast, memory
@@ -57,6 +58,19 @@ def test_a_cache_holds_the_bytes_that_it_says_and_no_others(
         assert abs(held_since(before) - said) <= SINGLE
         most = max(most, said)
     assert said < most / 3, "what was evicted is still held"
+
+
+@pytest.mark.parametrize("length", [256, 300])
+def test_a_prompt_holds_nothing_of_a_product_that_queries_share(length: int, counted: None) -> None:
+    sizes = {"model_type": "phi3", "hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 64}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 64, "rms_norm_eps": 1e-5}
+    model = phi3.Model(phi3.ModelArgs.from_dict({**sizes, **heads}))
+    text = mx.zeros((1, length), mx.int32)
+    mx.eval(text, model.parameters())
+    caches, before = caches_of(model, "streaming-llm", budget=64), held_since(0)
+    model(text, cache=caches)
+    mx.eval([cache.state for cache in caches])
+    assert abs(held_since(before) - sum(cache.nbytes for cache in caches)) <= SINGLE
 
 
 @pytest.mark.parametrize("method", ["h2o", "morphkv", "ada", "squeezeattention"])

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from vqx import kernels
 from vqx.state.arrival import columns_of
+from vqx.state.constants import Shaped
 from vqx.state.cuts import AT_ONCE
 from vqx.state.layer import Layer, Plan
 from vqx.state.queries import behind
@@ -129,12 +130,6 @@ def _shape(layer: Layer) -> Any:
     return (*own, columns, asked, score, *counts)
 
 
-class _Shaped(NamedTuple):
-    """What is known of rows that have not come."""
-
-    shape: tuple[int, ...]
-
-
 def _settled(plans: Sequence[Plan], layers: Sequence[Layer], length: int) -> list[Layer] | None:
     """Each of several layers made alike with what stays of it, and room for ``length`` rows that come.
 
@@ -178,7 +173,7 @@ def _columns(
     width, scorer = layers[0].rows.keys.shape[3], plans[0].method.scorer
     apart = any(plan.method.scorer.init is not scorer.init for plan in plans)
     own = (shape[0] // len(layers), *shape[1:]) if apart else shape
-    like: Any = _Shaped((*own, width))
+    like: Any = Shaped((*own, width))
     try:
         each = [columns_of(plan, like, like, start) for plan in (plans if apart else plans[:1])]
     except AttributeError:

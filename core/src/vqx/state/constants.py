@@ -22,7 +22,7 @@ def counted(batch: int, heads: int, start: int, length: int) -> mx.array:
 
 
 class Shaped(NamedTuple):
-    """What is known of rows that have not come, or that nobody looks at."""
+    """What is known of rows that have not come, or that nobody has put side by side."""
 
     shape: tuple[int, ...]
 

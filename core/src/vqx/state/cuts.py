@@ -4,13 +4,14 @@ A layer goes on by itself then, as it does from a cut of its own (``vqx.state.ex
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from vqx import kernels
 from vqx.scorers import Arrivals, Scorer
+from vqx.state.constants import Shaped
 from vqx.state.layer import Ahead, Layer, Plan, Seen, Waiting
 from vqx.state.positions import STEPS, closed_up_to, statistics
 from vqx.state.rows import apart
@@ -100,12 +101,6 @@ def _late(buffers: Sequence[mx.array], first: int, end: int) -> list[mx.array]:
     return [apart(buffer, first, end) for buffer in buffers] if found is None else found
 
 
-class _Shaped(NamedTuple):
-    """What is known of rows that nobody has put side by side."""
-
-    shape: tuple[int, ...]
-
-
 def _dressed(scorer: Scorer, layers: Sequence[Layer]) -> Decision | None:
     """Positions and statistics of all rows, the bare ones among them; None: these take rows to tell."""
     rows, start = layers[0].rows, layers[0].tokens_seen - layers[0].rows.bare
@@ -113,7 +108,7 @@ def _dressed(scorer: Scorer, layers: Sequence[Layer]) -> Decision | None:
     held = as_they_are(layers)
     if not rows.bare:
         return held
-    like = _Shaped((batch, heads, rows.bare, rows.keys.shape[3]))
+    like: Any = Shaped((batch, heads, rows.bare, rows.keys.shape[3]))
     try:
         late = scorer.init(Arrivals(like, like, start))
     except AttributeError:

@@ -57,8 +57,8 @@ def begin(new: Rows, bound: int | None = None) -> Rows:
 
 def _roomy(new: mx.array, capacity: int) -> mx.array:
     batch, heads, length, width = new.shape
-    if length == capacity:
-        return new
+    if length == capacity:  # a view of one product of queries, keys and values would keep all of it
+        return new.reshape(-1).reshape(new.shape)
     buffer = mx.zeros((batch, heads, capacity, width), new.dtype)
     buffer[:, :, :length] = new
     return buffer
