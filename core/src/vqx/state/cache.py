@@ -25,6 +25,7 @@ from vqx.state.packing import Packing
 from vqx.state.positions import Rotary
 from vqx.state.processes import Processes
 from vqx.state.queries import stand_ins, wait, watch
+from vqx.state.refusals import refuse
 from vqx.state.rows import without_buffers
 from vqx.state.run import Run
 from vqx.state.saved import Recipe, Saved, layer_of, parts, written
@@ -62,28 +63,8 @@ class EvictingCache:
         packing: Packing | None = None,
         across: Processes | None = None,
     ) -> None:
-        if options.queries is None:
-            raise ValueError("queries=None: a single cache needs 'model', 'keys' or 'centred-keys'")
-        if (options.positions == "compact" or method.scorer.rotary) != (rotary is not None):
-            raise ValueError(
-                "positions='compact', and a scorer that asks for it, need the layer's rotary embedding;"
-                " others take none"
-            )
-        if options.cadence == "token" and (method.scorer.note is not None or method.merge is not None):
-            raise ValueError(
-                "cadence='token': this method sums up queries, or merges values, block by block;"
-                " use cadence='block'"
-            )
-        if method.floor is not None:
-            _check_shared(method, options)
-        if (method.share is None) != (allotment is None):
-            raise ValueError("layers that share their rows decide together: build them with vqx.make_cache")
-        if packing is not None and method.merge is not None:
-            raise ValueError(
-                f"bits={options.bits}: this method changes values, which rows in fewer bits do not allow; use"
-                " a method that drops rows, or leave bits out"
-            )
         self.plan = Plan(method, options, rotary, packing, across)
+        refuse(self.plan, together=allotment is not None)
         watching = method.scorer.reads_queries and options.queries == "model"
         self._unshown = "computes attention by itself" if watching else ""
         self.number = number
@@ -688,18 +669,3 @@ class EvictingCache:
                     f"layer {self.number}: {name} of shape {new.shape} do not fit the rows held,"
                     f" {held} [batch, heads, rows, width]; use a fresh cache for another batch"
                 )
-
-
-def _check_shared(method: Method, options: Options) -> None:
-    """Refuse what heads that share a budget cannot do."""
-    for name, allowed in (("queries", "model"), ("cadence", "block"), ("positions", "absolute")):
-        if getattr(options, name) != allowed:
-            raise ValueError(
-                f"{name}={getattr(options, name)!r}: heads that share a budget need {name}={allowed!r}, and a"
-                " model whose attention can be seen, since each head's rows are told apart by its mask"
-            )
-    if method.merge is not None or method.scorer.note is not None:
-        raise ValueError(
-            "heads share a budget where rows are ranked and dropped; this method merges values, or sums up"
-            " queries: use it alone"
-        )
