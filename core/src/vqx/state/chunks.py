@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from vqx import kernels
-from vqx.state.arrival import columns_of
-from vqx.state.constants import Shaped
+from vqx.state import constants
 from vqx.state.cuts import AT_ONCE
 from vqx.state.layer import Layer, Plan
 from vqx.state.queries import behind
@@ -173,15 +172,17 @@ def _columns(
     width, scorer = layers[0].rows.keys.shape[3], plans[0].method.scorer
     apart = any(plan.method.scorer.init is not scorer.init for plan in plans)
     own = (shape[0] // len(layers), *shape[1:]) if apart else shape
-    like: Any = Shaped((*own, width))
-    try:
-        each = [columns_of(plan, like, like, start) for plan in (plans if apart else plans[:1])]
-    except AttributeError:
-        return None
-    names = layers[0].rows.columns.keys()
+    each, names = [], layers[0].rows.columns.keys()
+    for plan in plans if apart else plans[:1]:
+        new = constants.columns(plan.method.scorer.init, (*own, width), start)
+        if new is None:
+            new = constants.told(plan.method.scorer.init, (*own, width), start)
+        if new is None:
+            return None
+        each.append(new)
     if any(new.keys() != names or any(column.shape != own for column in new.values()) for new in each):
         return None
-    return {name: kernels.joined([new[name] for new in each]) for name in names} if apart else each[0]
+    return {name: kernels.joined([new[name] for new in each]) for name in names} if apart else dict(each[0])
 
 
 def _staying(plan: Plan, layers: Sequence[Layer]) -> kernels.Kept | None:

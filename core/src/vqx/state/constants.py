@@ -21,7 +21,7 @@ def counted(batch: int, heads: int, start: int, length: int) -> mx.array:
     return _places(batch, heads, start, length)
 
 
-class Shaped(NamedTuple):
+class _Shaped(NamedTuple):
     """What is known of rows that have not come, or that nobody has put side by side."""
 
     shape: tuple[int, ...]
@@ -42,16 +42,19 @@ def columns(
     return _columns(init, shape, start) if isinstance(start, int) and _few(*shape[:3]) else None
 
 
-@functools.lru_cache(maxsize=64)
-def _columns(
+def told(
     init: Callable[[Arrivals], Mapping[str, Any]], shape: tuple[int, ...], start: int
 ) -> Mapping[str, mx.array] | None:
-    like: Any = Shaped(shape)
+    """What rows of shape ``[B, H, S, D]`` start with; None: it takes the rows themselves to tell."""
+    like: Any = _Shaped(shape)
     try:
         found = init(Arrivals(like, like, start))
-    except (AttributeError, TypeError):  # they look at the rows themselves
+    except (AttributeError, TypeError):
         return None
     return {name: held(column) for name, column in found.items()}
+
+
+_columns = functools.lru_cache(maxsize=64)(told)
 
 
 def held(column: Any) -> mx.array:

@@ -4,14 +4,13 @@ A layer goes on by itself then, as it does from a cut of its own (``vqx.state.ex
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from vqx import kernels
-from vqx.scorers import Arrivals, Scorer
-from vqx.state.constants import Shaped
+from vqx.scorers import Scorer
+from vqx.state.constants import told
 from vqx.state.layer import Ahead, Layer, Plan, Seen, Waiting
 from vqx.state.positions import STEPS, closed_up_to, statistics
 from vqx.state.rows import apart
@@ -108,15 +107,11 @@ def _dressed(scorer: Scorer, layers: Sequence[Layer]) -> Decision | None:
     held = as_they_are(layers)
     if not rows.bare:
         return held
-    like: Any = Shaped((batch, heads, rows.bare, rows.keys.shape[3]))
-    try:
-        late = scorer.init(Arrivals(like, like, start))
-    except AttributeError:
-        return None
-    if any(column.shape != (*shape[:2], rows.bare) for column in late.values()):
+    late = told(scorer.init, (batch, heads, rows.bare, rows.keys.shape[3]), start)
+    if late is None or any(column.shape != (*shape[:2], rows.bare) for column in late.values()):
         return None
     new = mx.broadcast_to(mx.arange(start, start + rows.bare, dtype=mx.int32), (batch, heads, rows.bare))
     if STEPS in held.columns:  # rows that came last moved nowhere yet
         late = {**late, STEPS: mx.zeros(new.shape, mx.int32)}
-    columns = {k: mx.concatenate([c, mx.array(late[k])], axis=2) for k, c in held.columns.items()}
+    columns = {k: mx.concatenate([c, late[k]], axis=2) for k, c in held.columns.items()}
     return Decision(mx.concatenate([held.position, new], axis=2), columns)
