@@ -91,10 +91,8 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         one = cache if isinstance(cache, EvictingCache) else None
         weighing = isinstance(cache, (EvictingCache, EvictingBatch)) and weighs(queries, keys, values)
         if one is not None and mask is None and not weighing and one.goes_on(queries, keys, scale, sinks):
-            if plain:  # this is what it asks of a cache without bits of mlx-lm's
-                if keys.size >= ONCE and (own := _left(one, queries, keys, values, scale, sinks)) is not None:
-                    return own
-                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, sinks=sinks)
+            if plain:
+                return _unmasked(one, queries, keys, values, scale, sinks)
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
@@ -108,11 +106,10 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
                 return _tied(found, cache)
         cache.observe(queries, keys, scale, mask, sinks)
         if one is not None and mask is None and not one.in_lanes:
-            much = plain and keys.size >= ONCE
-            own = _left(one, queries, keys, values, scale, sinks) if much else None
-            if own is None:
-                own = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-            return _tied(own, cache)
+            if plain:
+                return _tied(_unmasked(one, queries, keys, values, scale, sinks), cache)
+            found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+            return _tied(found, cache)
 
         def masked(queries: mx.array, mask: Any) -> mx.array:
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
@@ -123,14 +120,21 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return attention
 
 
-def _left(
-    cache: EvictingCache, queries: mx.array, keys: mx.array, values: mx.array, scale: float, sinks: Any
-) -> mx.array | None:
-    """A token's attention over what is left after rows went, by a kernel.
-
-    None: none went, so that it shall be mlx-lm's bit for bit, or no kernel serves it.
-    """
-    return kernels.attended(queries, keys, values, scale) if sinks is None and cache.gone else None
+def _unmasked(
+    cache: EvictingCache,
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    sinks: mx.array | None,
+) -> mx.array:
+    """What mlx-lm's own function asks of MLX for a cache without bits of mlx-lm's; by a kernel where much is
+    left after rows went. Before that it shall be mlx-lm's bit for bit."""
+    if keys.size >= ONCE and sinks is None and cache.gone:
+        found = kernels.attended(queries, keys, values, scale)
+        if found is not None:
+            return found
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, sinks=sinks)
 
 
 def _after_eviction(cache: EvictingCache | EvictingBatch, queries: mx.array, mask: Any) -> bool:
