@@ -111,7 +111,7 @@ def cache_factory(
     run = Options(**engine)
 
     packings: dict[int, Packing] = {}
-    updated: list[Callable[[Any], None]] = []  # of attention that is written out, which asks whose it is
+    written_out = False  # attention, which then asks whose it is
     groups = [group_of(attention_of(model, number)) for number in evicting]
     first, count = share_of_layers(model, evicting)
 
@@ -149,7 +149,7 @@ def cache_factory(
                     options,
                     rotary=rotary,
                     number=number,
-                    updated=updated[0] if updated else None,
+                    updated=expect if written_out else None,
                     allotment=together,
                     recipe=recipe,
                     packing=packings.get(number),
@@ -169,7 +169,7 @@ def cache_factory(
     hidden = hidden_queries(model, fresh)
     if hidden:  # attention that is written out is seen otherwise, at a price that others need not pay
         watch_arithmetic(model)
-        updated.append(expect)
+        written_out = True
         hidden = hidden_queries(model, fresh)
     if hidden:
         _say_hidden(model, hidden, whole=len(hidden) == len(evicting), asked=run.queries is not None)

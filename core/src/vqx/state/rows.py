@@ -76,10 +76,9 @@ def append(rows: Rows, new: Rows, bound: int | None = None) -> Rows:
     """Write the S rows of ``new`` behind the n rows held; ``bound`` rows are as many as may ever be."""
     held, added = rows.position.shape[2], new.position.shape[2]
     rows = reserve(rows, held + added, bound)
-    keys, values = written(rows.keys, new.keys, held), written(rows.values, new.values, held)
     return Rows(
-        keys,
-        values,
+        written(rows.keys, new.keys, held),
+        written(rows.values, new.values, held),
         position=mx.concatenate([rows.position, new.position], axis=2),
         columns={k: mx.concatenate([c, new.columns[k]], axis=2) for k, c in rows.columns.items()},
     )

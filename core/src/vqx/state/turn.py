@@ -132,9 +132,7 @@ class Turn:
 
     def admitted(self, cache: Any, keys: mx.array, values: mx.array) -> Any:
         """The layer of ``cache`` with new rows, as of ``vqx.state.chunks``; None: it goes by itself."""
-        if cache.allotment is not None:
-            return None
-        if cache.as_it_is is None:
+        if cache.allotment is not None or cache.as_it_is is None:
             return None
         if not self.chunks.settled(cache):
             self.chunks.settle(cache, self.caches, keys.shape[2])
