@@ -88,7 +88,7 @@ class Body(NamedTuple):
 
     @property
     def bare(self) -> bool:
-        """Whether it does without our loops: without a file of its text MLX goes through that at every call."""
+        """Whether it does without our loops: MLX goes through a text that no file holds at every call."""
         return self.name == "attended"
 
     def source(self, target: str) -> str:
