@@ -21,6 +21,7 @@ from vqx.host.shapes import SHAPES, config_of, shaped
 from vqx.settings import settings
 from vqx.state import attention, turn
 from vqx.state.turn import EARLY
+from vqx_kernels.testing import pretended
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 256, "head_dim": 64, "num_key_value_heads": 4}
 SINGLE = 200
@@ -247,6 +248,24 @@ def test_the_peak_is_foretold(method: str, sequences: int, make_llama: Any, coun
         del logits  # of a prompt nobody asks for them, and their graph would hold what they are made of
     for said, found in ((told.prompt, max(peaks[:2])), (told.decode, max(peaks[2:]))):
         assert 0.95 < said / found < 1.2  # on a busy machine MLX runs less far ahead, and holds less
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+@pytest.mark.parametrize("method", ["streaming-llm", "h2o", "tova", "keyformer", "snapkv"])
+def test_on_cuda_the_plan_reads_what_layers_hold_together(
+    method: str, interval: int, make_llama: Any
+) -> None:
+    """Of a prompt in two chunks, and of the tokens that one launch decides for in all layers."""
+    model = make_llama(**SMALL)
+    with pretended():
+        plan = vqx.plan(model, method, budget=64, interval=interval, prompt=257, chunk=128, tokens=7)
+        caches = vqx.make_cache(model, method, budget=64, interval=interval)
+        for length in (128, 128, *[1] * 7):
+            model(mx.zeros((1, length), mx.int32), cache=caches)
+            mx.eval([cache.state for cache in caches])
+    held = sum(cache.nbytes for cache in caches)
+    assert held > 3 * 2 * 64 * 4 * 64 * 4, "keys and values of three layers"
+    assert abs(plan.cache - held) < 0.1 * held
 
 
 def test_a_step_at_which_buffers_grow_is_foretold_wherever_it_comes(make_llama: Any) -> None:

@@ -11,8 +11,6 @@ their place), most of them for the token of a cut.
 """
 
 import ast
-import functools
-import importlib
 import io
 import statistics
 import sys
@@ -26,6 +24,7 @@ from mlx_lm.models import llama
 from vqx.host.caches import cache_factory, own_caches
 from vqx.host.models import random_llama, rotating_caches
 from vqx.host.watching import watch_attention
+from vqx_kernels.testing import pretended
 
 ROWS, INTERVAL, LAYERS = 64, 32, 16
 METHODS = "streaming-llm", "h2o", "tova"
@@ -34,25 +33,6 @@ SIZES = {
     "num_key_value_heads": 2,
     "vocab_size": 64, "num_hidden_layers": LAYERS, "tie_word_embeddings": True,
 }  # fmt: skip
-
-
-def no_kernels() -> None:
-    """Have launches give zeros, and vqx believe that a GPU of NVIDIA's is there."""
-    *modules, tensor, targets = (
-        importlib.import_module(f"vqx_kernels.{name}")
-        for name in ("kernel", "attention", "turning", "gathering", "prompts", "tensor", "targets")
-    )
-
-    @functools.lru_cache(maxsize=4096)
-    def prepared(*_: Any, rows: int, parts: int, outputs: Any) -> Callable[..., Any]:
-        zeros = [mx.zeros(shape, dtype) for shape, dtype in outputs]
-        return lambda inputs: mx.depends(zeros, inputs)
-
-    there = targets.Target("cuda", True, "none at all")
-    for module in modules:
-        vars(module)["prepared"] = prepared
-    vars(targets)["_choose"] = lambda *_: there
-    vars(tensor)["_tried"] = lambda _: (True, "")
 
 
 def drawn(length: int) -> list[mx.array]:
@@ -103,8 +83,8 @@ def operations(arrays: list[mx.array]) -> int:
     return drawing.getvalue().count("shape=rectangle")
 
 
+@pretended()
 def main() -> None:
-    no_kernels()
     model = random_llama(SIZES, mx.bfloat16)
     watch_attention(model)
     makers: dict[str, Callable[[], list[Any]]] = {

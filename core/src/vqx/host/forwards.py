@@ -84,7 +84,7 @@ class Forward:
         given = iter(arrays)
         self.model.update(tree_unflatten([(name, next(given)) for name, _ in self.weights]))
         tokens = next(given)
-        change(self.caches, lambda array: next(given) if array.ndim else array)
+        change(self.caches, lambda array: next(given) if array.size > 1 else array)
         logits = self.model(tokens, cache=self.caches)
         state: Any = tree_flatten([cache.state for cache in self.caches])
         results = [leaf for _, leaf in state if isinstance(leaf, mx.array)]
@@ -99,7 +99,7 @@ def held(caches: list[Any]) -> list[mx.array]:
     found: list[mx.array] = []
 
     def see(array: mx.array) -> mx.array:
-        found.extend([array] if array.ndim else [])
+        found.extend([array] if array.size > 1 else [])
         return array
 
     change(caches, see)
@@ -134,8 +134,8 @@ def change(tree: Any, by: Callable[[mx.array], mx.array], known: dict[int, Any] 
         changed = {name: change(part, by, known) for name, part in tree.items()}
     elif _holds_arrays(kind):
         known[id(tree)] = tree, tree
-        for name, part in vars(tree).items():
-            object.__setattr__(tree, name, change(part, by, known))
+        for name in _names(tree):
+            object.__setattr__(tree, name, change(getattr(tree, name), by, known))
         return tree
     else:
         return tree
@@ -147,4 +147,10 @@ def change(tree: Any, by: Callable[[mx.array], mx.array], known: dict[int, Any] 
 def _holds_arrays(kind: Any) -> bool:
     """Whether such an object may hold arrays of a cache."""
     named = f"{kind.__module__}.".startswith(("vqx.", "mlx_lm.models.cache."))
-    return named and kind.__dictoffset__ != 0
+    return named and (kind.__dictoffset__ != 0 or hasattr(kind, "__slots__"))
+
+
+def _names(tree: Any) -> list[str]:
+    """Of what an object holds."""
+    slots = [name for name in getattr(type(tree), "__slots__", ()) if hasattr(tree, name)]
+    return [*getattr(tree, "__dict__", ()), *slots]
