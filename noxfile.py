@@ -154,14 +154,10 @@ def tests(session: nox.Session, package: Package) -> None:
 
 @nox.session(requires=["wheels"])
 def emulated(session: nox.Session) -> None:
-    """Kernels on emulated devices, with ThreadSanitizer; planted faults, all of which have to be found."""
-    session.install(*_wheels([]))
-    folder, without = ROOT / "kernels-shared" / "emulated", []
-    if which("nvcc") is None:
-        session.warn("no nvcc here: the CUDA text is emulated, and not compiled by NVIDIA's own compiler")
-        without = [f"--ignore={folder / 'test_nvcc.py'}"]
+    """Kernels on emulated devices, with ThreadSanitizer and planted faults, and by NVIDIA's own compiler."""
+    session.install(*_wheels([]), "--group", "nvrtc")
     with _elsewhere(session):
-        _pytest(session, folder, *without, *session.posargs)
+        _pytest(session, ROOT / "kernels-shared" / "emulated", *session.posargs)
 
 
 @nox.session(requires=["wheels"])

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from vqx_kernels import host
+from vqx_kernels import host, nvrtc
 from vqx_kernels.bodies import STRIDED, Body
 
 THREADS = 256
@@ -80,16 +80,23 @@ def prepared(
         "output_shapes": [shape for shape, _ in outputs],
         "output_dtypes": [dtype for _, dtype in outputs],
     }
-    return lambda inputs: built(target, body, types, constants)(inputs=inputs, **how)
+    given = tuple(how["output_dtypes"])
+    return lambda inputs: built(target, body, types, constants, given)(inputs=inputs, **how)
 
 
 @functools.cache
 def built(
-    target: str, body: Body, types: tuple[mx.Dtype, ...], constants: tuple[tuple[str, int], ...]
+    target: str,
+    body: Body,
+    types: tuple[mx.Dtype, ...],
+    constants: tuple[tuple[str, int], ...],
+    outputs: tuple[mx.Dtype, ...],
 ) -> Any:
     """The kernel as MLX builds it."""
     told = texts(target, body, types, constants)
-    return mx.fast.metal_kernel(**told) if target == "metal" else mx.fast.cuda_kernel(**by_file(told))
+    if target == "metal":
+        return mx.fast.metal_kernel(**told)
+    return mx.fast.cuda_kernel(**nvrtc.stored(by_file(told), types, outputs))
 
 
 def by_file(told: dict[str, Any]) -> dict[str, Any]:

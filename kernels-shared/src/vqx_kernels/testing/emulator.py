@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from vqx_kernels import nvrtc
 from vqx_kernels.testing import generated, rewrite, toolchain
 from vqx_kernels.testing.toolchain import HERE, Refused
 
@@ -102,7 +103,7 @@ class Kernel:
                     room = [0] * (10 - len(numbers)) if self.target == "cuda" else []
                     arrays.append((f"{label}_{suffix}", np.array([*numbers, *room], value)))
         outputs = [
-            (label, np.empty(shape, generated.NUMPY[generated.dtype_name(kind)]))
+            (label, np.empty(shape, generated.NUMPY[nvrtc.dtype_name(kind)]))
             for label, shape, kind in zip(
                 self.made["output_names"], output_shapes, output_dtypes, strict=True
             )

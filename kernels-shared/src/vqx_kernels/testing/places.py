@@ -11,7 +11,7 @@ from vqx_kernels.testing.emulator import Conditions, Kernel, Launch
 @contextmanager
 def emulated(conditions: Conditions = Conditions()) -> Iterator[None]:  # noqa: B008
     """Kernels for ``metal`` and ``cuda`` run on an emulated device inside this context."""
-    with _built_by(lambda *what: Kernel(what[0], conditions, **kernel.texts(*what))):
+    with _built_by(lambda *what: Kernel(what[0], conditions, **kernel.texts(*what[:4]))):
         yield
 
 
@@ -25,7 +25,7 @@ def recorded() -> Iterator[list[tuple[str, Launch]]]:
             launches.append((self.target, super().launch(*given)))
             return launches[-1][1]
 
-    with _built_by(lambda *what: Recorder(what[0], Conditions(), **kernel.texts(*what))):
+    with _built_by(lambda *what: Recorder(what[0], Conditions(), **kernel.texts(*what[:4]))):
         yield launches
 
 
