@@ -10,8 +10,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from vqx import EvictingCache, Method, Options, Scorer, accumulated, kernels
-from vqx.state import council, cuts, run
+from vqx import Arrivals, EvictingCache, Method, Options, Scorer, accumulated, kernels
+from vqx.noise import frozen_array
+from vqx.state import constants, council, cuts, run
 from vqx.state.positions import rotary_of
 from vqx.state.turn import Turn
 from vqx_kernels import probe, verify
@@ -21,7 +22,32 @@ testing = pytest.importorskip("vqx_kernels.testing")
 
 LAYERS, WIDTH = 3, 8
 LATEST = Scorer(score=lambda held: held.over_heads(held.last.fused()), window=1)
-SCORERS = {
+NOISY = vqx_kernels.Method(
+    "noisy",
+    "const float kept = mass[at] + gained; mass_out[at] = kept; score = kept + factors[1] * noise[at];",
+    reads=("mass", "noise"),
+    writes=("mass",),
+)
+
+
+def noisy(number: int) -> Scorer:
+    """A scorer of the layer, whose rows start with noise of its own."""
+
+    def init(arrivals: Arrivals) -> Any:
+        noise = frozen_array(5, number, arrivals.heads, arrivals.start, arrivals.length)
+        shape = arrivals.batch, arrivals.heads, arrivals.length
+        return {"mass": arrivals.full(0.0), "noise": mx.broadcast_to(noise, shape)}
+
+    return RANKED._replace(init=init)
+
+
+RANKED = (
+    accumulated()
+    ._replace(score=lambda held: held.stats["mass"] + 0.25 * held.stats["noise"])
+    .with_kernel(NOISY, lambda *_: (0.25,))
+)
+SCORERS: dict[str, Any] = {
+    "noise of a layer's own": noisy,
     "lines of its own": accumulated().with_kernel(probe.MASS, lambda *_: (1.0,)),
     "the latest query": LATEST,
     "a layer's own lines": LATEST.with_kernel(verify.LAST, lambda *_: (), layer=True),
@@ -50,18 +76,21 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return call
 
     monkeypatch.setattr(kernels, "target", lambda: "host")
+    monkeypatch.setattr(constants, "AHEAD", 8)
     for name in ("together", "kept_together"):
         monkeypatch.setattr(kernels, name, counted(getattr(kernels, name)))
     return found
 
 
 def caches(
-    scorer: Scorer, *, together: bool, interval: int = 1, budget: int = 16, positions: Any = "absolute"
+    scorer: Any, *, together: bool, interval: int = 1, budget: int = 16, positions: Any = "absolute"
 ) -> list[EvictingCache]:
-    method, turn = Method(scorer, budget, n_sink=2, recent=3), Turn()
+    each, turn = [scorer if isinstance(scorer, Scorer) else scorer(n) for n in range(LAYERS)], Turn()
+    methods = [Method(own, budget, n_sink=2, recent=3) for own in each]
+    methods = methods if each[0] is not each[1] else methods[:1] * LAYERS
     options = Options(queries="model", interval=interval, positions=positions)
     rotary = rotary_of(nn.RoPE(WIDTH), WIDTH) if positions == "compact" else None
-    made = [EvictingCache(method, options, rotary=rotary, number=number) for number in range(LAYERS)]
+    made = [EvictingCache(method, options, rotary=rotary, number=n) for n, method in enumerate(methods)]
     for cache in made if together else ():
         cache.turn = turn
         turn.join(cache)

@@ -27,7 +27,7 @@ from vqx.host.watching import watch_attention
 from vqx_kernels.testing import pretended
 
 ROWS, INTERVAL, LAYERS = 64, 32, 16
-METHODS = "streaming-llm", "h2o", "tova"
+METHODS = "streaming-llm", "h2o", "tova", "keyformer", "morphkv"
 SIZES = {
     "hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_attention_heads": 8,
     "num_key_value_heads": 2,

@@ -1,8 +1,8 @@
-"""Arrays that all layers of a prompt's forward ask for alike, made once on CUDA: each is a launch or more."""
+"""Arrays that layers ask for alike, or one after another, made once on CUDA: each is a launch or more."""
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +12,11 @@ from vqx.scorers import Arrivals
 
 MOST = 2**18
 """Numbers of an array that is held for others that ask for it."""
+
+AHEAD = 256
+"""Positions whose rows' statistics are made at once, where those of several layers differ."""
+
+Init: TypeAlias = Callable[[Arrivals], Mapping[str, Any]]
 
 
 def counted(batch: int, heads: int, start: int, length: int) -> mx.array:
@@ -27,24 +32,18 @@ class _Shaped(NamedTuple):
     shape: tuple[int, ...]
 
 
-def started(
-    init: Callable[[Arrivals], Mapping[str, Any]], shape: tuple[int, ...], start: Any
-) -> tuple[mx.array, Mapping[str, mx.array]] | None:
+def started(init: Init, shape: tuple[int, ...], start: Any) -> tuple[mx.array, Mapping[str, mx.array]] | None:
     """Positions and statistics of new rows of shape ``[B, H, S, D]``; None as of ``columns``."""
     found = columns(init, shape, start)
     return None if found is None else (_counted(*shape[:2], start, shape[2]), found)
 
 
-def columns(
-    init: Callable[[Arrivals], Mapping[str, Any]], shape: tuple[int, ...], start: Any
-) -> Mapping[str, mx.array] | None:
+def columns(init: Init, shape: tuple[int, ...], start: Any) -> Mapping[str, mx.array] | None:
     """What rows of shape ``[B, H, S, D]`` start with; None: that differs among layers, or is not held."""
     return _columns(init, shape, start) if isinstance(start, int) and _few(*shape[:3]) else None
 
 
-def told(
-    init: Callable[[Arrivals], Mapping[str, Any]], shape: tuple[int, ...], start: int
-) -> Mapping[str, mx.array] | None:
+def told(init: Init, shape: tuple[int, ...], start: int) -> Mapping[str, mx.array] | None:
     """What rows of shape ``[B, H, S, D]`` start with; None: it takes the rows themselves to tell."""
     like: Any = _Shaped(shape)
     try:
@@ -55,6 +54,40 @@ def told(
 
 
 _columns = functools.lru_cache(maxsize=64)(told)
+
+
+def together(
+    inits: tuple[Init, ...], shape: tuple[int, int, int, int], start: int
+) -> Mapping[str, mx.array] | None:
+    """What rows of L layers start with, ``[L * B, H, S]`` each; None: it takes the rows themselves to tell.
+
+    Args:
+        inits: of each layer.
+        shape: of one layer's rows, ``[B, H, S, D]``.
+        start: the position of the first.
+    """
+    first, (batch, heads, count, width) = inits[0], shape
+    if all(init is first for init in inits):
+        return told(first, (len(inits) * batch, heads, count, width), start)
+    numbers = range(start // AHEAD, (start + count - 1) // AHEAD + 1)
+    each = [_ahead(inits, (batch, heads, AHEAD, width), number) for number in numbers]
+    found, at = [one for one in each if one is not None], start % AHEAD
+    if len(found) < len(each):
+        return None
+    if len(found) > 1:
+        found = [{name: mx.concatenate([one[name] for one in found], axis=2) for name in found[0]}]
+    return {name: column[..., at : at + count] for name, column in found[0].items()}
+
+
+@functools.lru_cache(maxsize=32)
+def _ahead(
+    inits: tuple[Init, ...], shape: tuple[int, int, int, int], number: int
+) -> Mapping[str, mx.array] | None:
+    each = [told(init, shape, number * AHEAD) for init in inits]
+    found = [one for one in each if one and all(column.shape == shape[:3] for column in one.values())]
+    if len(found) < len(each):
+        return None
+    return {name: _under_way(mx.concatenate([one[name] for one in found])) for name in found[0]}
 
 
 def held(column: Any) -> mx.array:

@@ -4,12 +4,14 @@ To ask a GPU for a launch takes its host longer than the GPU works on it, and a 
 layer. Layers that differ, and devices without such kernels, go by ``vqx.state.exchange``, which this equals.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from vqx import kernels
+from vqx.scorers import Method
+from vqx.state import constants
 from vqx.state.cuts import cut, groups
 from vqx.state.exchange import decided
 from vqx.state.layer import Layer, Plan
@@ -64,7 +66,7 @@ class Council:
         for place, seat in enumerate(seats):
             if seat is None or seat.place != place or seat.held is not self.ahead or seat.read is not None:
                 return
-        self._decide(caches[0], seats)
+        self._decide(caches, seats)
 
     def serves(self, plan: Plan, layer: Layer) -> bool:
         """Whether a layer may be one of those that are decided for together."""
@@ -103,12 +105,12 @@ class Council:
         seats = [cache.sit(self, place, place == last, held) for place, cache in enumerate(caches)]
         for seat, keys in zip(seats, turned, strict=True):
             seat.turned = keys
-        return self._decide(caches[0], seats)
+        return self._decide(caches, seats)
 
-    def _decide(self, cache: Any, seats: Sequence[Seat]) -> bool:
-        """Say which row goes, of caches made as this one; False: not for all together."""
-        first, method, rotary = seats[0], cache.plan.method, cache.plan.rotary
-        held, end = first.held, first.end
+    def _decide(self, caches: Sequence[Any], seats: Sequence[Seat]) -> bool:
+        """Say which row goes, of caches made alike; False: not for all together."""
+        cache, first = caches[0], seats[0]
+        method, rotary, held, end = cache.plan.method, cache.plan.rotary, first.held, first.end
         columns = statistics(held.columns)
         found = kernels.together(
             method,
@@ -122,13 +124,15 @@ class Council:
                 cache.generated - 1,
             ),
         )
-        if found is None or found.position is None or len(found.columns) < len(columns):
+        new = None if found is None or found.position is None else _new(caches, first, columns, found)
+        if found is None or found.position is None or new is None:
             self._apart, self.ahead = True, None
             return False
-        slots, columns, steps = [*mx.split(found.slot, len(seats))], {**found.columns}, []
+        slots, slot, steps = [*mx.split(found.slot, len(seats))], found.slot[..., 0], []
+        written = {name: mx.put_along_axis(columns[name], slot, one, axis=2) for name, one in new.items()}
+        columns = {**columns, **found.columns, **written}
         placed: list[mx.array] = []
         if STEPS in held.columns:
-            slot = found.slot[..., 0]
             moved = steps_over(held.position, held.columns[STEPS], slot)
             columns[STEPS] = mx.put_along_axis(moved, slot, mx.array(0, moved.dtype), axis=2)
             steps = [*mx.split(columns[STEPS], len(seats))]
@@ -150,7 +154,8 @@ class Council:
             return False
         for first in range(0, len(layers), size):
             some, read = layers[first : first + size], turned[first : first + size]
-            found = cut(plan, some, read, end) if len(some) > 1 else [decided(plan, some[0])]
+            plans = [cache.plan for cache in caches[first : first + size]]
+            found = cut(plans, some, read, end) if len(some) > 1 else [decided(plan, some[0])]
             if found is None:
                 self._apart = True
                 return False
@@ -165,7 +170,7 @@ class Council:
         """Whether layers can be sequences of one now."""
         plans = [cache.plan for cache in caches]
         method, options = plans[0].method, [plan.options for plan in plans]
-        one = all(plan.method is method for plan in plans) and options == options[:1] * len(plans)
+        one = all(_one(plan.method, method) for plan in plans) and options == options[:1] * len(plans)
         self._apart = self._apart or not one or len(plans) < 2
         return not self._apart and len(set(map(_shape, layers))) == 1
 
@@ -174,6 +179,32 @@ class Council:
         much = plan.compact and sum(layer.rows.keys.nbytes for layer in layers) > TURNED
         self._apart = self._apart or much
         return much
+
+
+def _one(method: Method, other: Method) -> bool:
+    """Whether two methods are one, but for what rows start with."""
+    if method is other:
+        return True
+    return method._replace(scorer=method.scorer._replace(init=other.scorer.init)) == other
+
+
+def _new(
+    caches: Sequence[Any], seat: Seat, held: Mapping[str, mx.array], found: kernels.Chosen
+) -> Mapping[str, mx.array] | None:
+    """What each layer's next token starts with, ``[L * B, H, 1]``, of ``held`` as far as no kernel wrote it.
+
+    None: it takes the token's own row to tell.
+    """
+    missing = [name for name in held if name not in found.columns]
+    if not missing:
+        return {}
+    batch, heads, _, width = seat.keys.shape
+    inits = tuple([cache.plan.method.scorer.init for cache in caches])
+    new = constants.together(inits, (batch, heads, 1, width), seat.end)
+    shape = (len(caches) * batch, heads, 1)
+    if new is None or any(name not in new or new[name].shape != shape for name in missing):
+        return None
+    return {name: new[name] for name in missing}
 
 
 def _shape(layer: Layer) -> Any:

@@ -9,8 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from vqx import kernels
-from vqx.scorers import Scorer
-from vqx.state.constants import told
+from vqx.state import constants
 from vqx.state.layer import Ahead, Layer, Plan, Seen, Waiting
 from vqx.state.positions import STEPS, closed_up_to, statistics
 from vqx.state.rows import apart
@@ -34,15 +33,15 @@ def groups(plan: Plan, layers: Sequence[Layer]) -> int:
 
 
 def cut(
-    plan: Plan, layers: Sequence[Layer], turned: Sequence[mx.array | None], end: int
+    plans: Sequence[Plan], layers: Sequence[Layer], turned: Sequence[mx.array | None], end: int
 ) -> list[Ahead] | None:
     """What is decided for each of several layers made alike, before the token at ``end``.
 
     ``turned`` are keys as attention read them, where they are not those held. None: no kernel serves the
     method so.
     """
-    first, scorer, keep = layers[0], plan.method.scorer, plan.method.budget
-    dressed = _dressed(scorer, layers)
+    plan, first = plans[0], layers[0]
+    scorer, keep, dressed = plan.method.scorer, plan.method.budget, _dressed(plans, layers)
     if dressed is None:
         return None
     waits = [layer.waiting for layer in layers if layer.waiting is not None and scorer.reads_queries]
@@ -100,17 +99,19 @@ def _late(buffers: Sequence[mx.array], first: int, end: int) -> list[mx.array]:
     return [apart(buffer, first, end) for buffer in buffers] if found is None else found
 
 
-def _dressed(scorer: Scorer, layers: Sequence[Layer]) -> Decision | None:
+def _dressed(plans: Sequence[Plan], layers: Sequence[Layer]) -> Decision | None:
     """Positions and statistics of all rows, the bare ones among them; None: these take rows to tell."""
     rows, start = layers[0].rows, layers[0].tokens_seen - layers[0].rows.bare
-    batch, heads, _ = shape = (len(layers) * rows.position.shape[0], *rows.position.shape[1:])
     held = as_they_are(layers)
     if not rows.bare:
         return held
-    late = told(scorer.init, (batch, heads, rows.bare, rows.keys.shape[3]), start)
-    if late is None or any(column.shape != (*shape[:2], rows.bare) for column in late.values()):
+    batch, heads, _, width = rows.keys.shape
+    inits = tuple([plan.method.scorer.init for plan in plans])
+    late = constants.together(inits, (batch, heads, rows.bare, width), start)
+    shape = (len(layers) * batch, heads, rows.bare)
+    if late is None or any(column.shape != shape for column in late.values()):
         return None
-    new = mx.broadcast_to(mx.arange(start, start + rows.bare, dtype=mx.int32), (batch, heads, rows.bare))
+    new = mx.broadcast_to(mx.arange(start, start + rows.bare, dtype=mx.int32), shape)
     if STEPS in held.columns:  # rows that came last moved nowhere yet
         late = {**late, STEPS: mx.zeros(new.shape, mx.int32)}
     columns = {k: mx.concatenate([c, late[k]], axis=2) for k, c in held.columns.items()}

@@ -4,6 +4,7 @@ Adnan et al., "Keyformer: KV Cache Reduction through Key Tokens Selection for Ef
 Inference", MLSys 2024, arXiv 2403.09054, equations 9 and 10, algorithm 1.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,30 +76,28 @@ class KeyformerConfig:
         return self.tau_init + share * (self.tau_end - self.tau_init)
 
 
-def key_tokens(config: KeyformerConfig, layer: LayerInfo) -> Scorer:
-    """Accumulated mass with noise at the ranking, or inside the softmax."""
-    itself = layer.queries == "model"
-    mass = accumulated(itself=itself)
+@functools.lru_cache(maxsize=16)
+def key_tokens(config: KeyformerConfig, itself: bool) -> Scorer:
+    """Accumulated mass with noise at the ranking, or inside the softmax; rows start without their noise.
 
-    def init(arrivals: Arrivals) -> Mapping[str, Any]:
-        place = arrivals.heads, arrivals.start, arrivals.length
-        noise = gumbel_array(config.seed, layer.number, *place, layer.rank)
-        shape = (arrivals.batch, arrivals.heads, arrivals.length)
-        return {**mass.init(arrivals), "noise": mx.broadcast_to(noise, shape)}
-
+    It is one scorer for all layers, which decide together then.
+    """
     if config.noise == "rank":
-        ranked = mass._replace(init=init, score=_noisy_rank(config.temperature))
+        ranked = accumulated(itself=itself)._replace(score=_noisy_rank(config.temperature))
         return ranked.with_kernel(RANK, lambda newest, *_: (config.temperature(newest),), itself=itself)
+    noisy = _inside(config, itself, lambda stats, _: stats["noise"])
+    return noisy.with_kernel(LOGIT, lambda _, generated, __: (config.temperature(generated),), itself=itself)
+
+
+def _inside(config: KeyformerConfig, itself: bool, noise: Callable[[Any, Any], Any]) -> Scorer:
+    """Noise inside the softmax, as (stats, attention of a block) say it."""
 
     def observe(stats: Mapping[str, Any], attention: Any) -> Mapping[str, Any]:
-        noise = _anew(config, layer, attention) if config.redraw else stats["noise"]
-        gained = attention.mass(itself=itself, temperature=config.temperature, noise=noise)
+        drawn = noise(stats, attention)
+        gained = attention.mass(itself=itself, temperature=config.temperature, noise=drawn)
         return {**stats, "mass": stats["mass"] + gained}
 
-    if config.redraw:
-        return mass._replace(observe=observe, decay=None, anew=True)
-    noisy = mass._replace(init=init, observe=observe, decay=None)
-    return noisy.with_kernel(LOGIT, lambda _, generated, __: (config.temperature(generated),), itself=itself)
+    return accumulated(itself=itself)._replace(observe=observe, decay=None)
 
 
 def _anew(config: KeyformerConfig, layer: LayerInfo, attention: Any) -> Any:
@@ -125,8 +124,22 @@ def _noisy_rank(temperature: Callable[[int], float]) -> Callable[[Held], Any]:
 
 
 def keyformer(config: KeyformerConfig, layer: LayerInfo) -> Method:
-    """The method of one layer."""
-    return Method(key_tokens(config, layer), config.budget, config.n_sink, config.recent or 0)
+    """The method of one layer, whose noise is its own."""
+    itself = layer.queries == "model"
+    if config.redraw:
+        scorer = _inside(config, itself, lambda _, attention: _anew(config, layer, attention))
+        scorer = scorer._replace(anew=True)
+    else:
+        tokens = key_tokens(config, itself)
+
+        def init(arrivals: Arrivals) -> Mapping[str, Any]:
+            place = arrivals.heads, arrivals.start, arrivals.length
+            noise = gumbel_array(config.seed, layer.number, *place, layer.rank)
+            shape = (arrivals.batch, arrivals.heads, arrivals.length)
+            return {**tokens.init(arrivals), "noise": mx.broadcast_to(noise, shape)}
+
+        scorer = tokens._replace(init=init)
+    return Method(scorer, config.budget, config.n_sink, config.recent or 0)
 
 
 def build(config: KeyformerConfig, layers: Sequence[LayerInfo]) -> list[Method]:

@@ -1,0 +1,96 @@
+"""On CUDA, emulated, one launch or two decide for all layers: they keep what each keeps by itself."""
+
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+import vqx_kernels
+from vqx import EvictingCache, LayerInfo, Options, kernels
+from vqx.build import chain_of, methods_for
+from vqx.state.positions import rotary_of
+from vqx.state.turn import Turn
+from vqx.testing import Shape, stream
+from vqx_kernels import testing
+
+LAYERS, PROMPT, TOKENS, WIDTH = 2, 40, 14, 16
+METHODS: list[tuple[str, dict[str, Any], bool]] = [
+    ("h2o", {}, True),
+    ("tova", {}, True),
+    ("keyformer", {}, True),
+    ("keyformer", {"noise": "logit"}, False),
+]
+"""With options, and whether cuts of several rows are decided together too."""
+
+
+@pytest.mark.parametrize("positions", ["absolute", "compact"])
+@pytest.mark.parametrize("interval", [1, 6])
+@pytest.mark.parametrize(("method", "options", "cuts"), METHODS)
+def test_one_decides_for_all_what_each_decides_for_itself(
+    method: str,
+    options: dict[str, Any],
+    cuts: bool,
+    interval: int,
+    positions: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vqx_kernels.tensor, "_tried", lambda _: (True, ""))
+    length = PROMPT + TOKENS
+    text = [stream("gaussian", number, Shape(length)).astype(mx.float16) for number in range(LAYERS)]
+    found, launches = [], []
+    for target, together in (("cuda", True), ("cuda", False), ("reference", False)):
+        monkeypatch.setattr(kernels, "target", partial(str, target))
+        engine = Options(queries="model", interval=interval, positions=positions)
+        caches = _caches(method, engine, together, **options)
+        with testing.recorded() as asked:
+            for first, last in [(0, PROMPT), *((at, at + 1) for at in range(PROMPT, length))]:
+                mask = caches[0].make_mask(last - first)
+                read = []
+                for cache, tokens in zip(caches, text, strict=True):
+                    part = tokens.cut(first, last)
+                    keys, values = cache.update_and_fetch(part.keys, part.values)
+                    if not cache.goes_on(part.queries, keys, 0.25, None):
+                        cache.observe(part.queries, keys, 0.25, mask, None)
+                    read += [keys, values, *cache.loose()]
+                mx.eval(read)
+                if first == PROMPT:
+                    asked.clear()
+            launches.append([one.name for _, one in asked])
+            found.append([_kept(cache) for cache in caches])
+    for one, apart, reference in zip(*found, strict=True):
+        for array, *same in zip(one[:2], apart[:2], reference[:2], strict=True):
+            np.testing.assert_array_equal(array, same[0])
+            np.testing.assert_array_equal(array, same[1])
+        if positions == "absolute" or "noise" not in options:
+            np.testing.assert_array_equal(one[2], apart[2])
+        # sums of weights are rounded otherwise
+        np.testing.assert_allclose(one[2], apart[2], rtol=1e-5)
+        np.testing.assert_allclose(one[2], reference[2], rtol=1e-3)
+    of_all, of_each, _ = launches
+    if interval == 1:
+        assert len(of_all) < len(of_each)
+    assert any(f"_{LAYERS}_" in name for name in of_all) == (interval == 1 or cuts)
+    assert not any(f"_{LAYERS}_" in name for name in of_each)
+
+
+def _caches(method: str, engine: Options, together: bool, **options: Any) -> list[EvictingCache]:
+    infos = [LayerInfo(number, "model") for number in range(LAYERS)]
+    methods = methods_for(chain_of(method), {"budget": 24, **options}, infos)
+    rotary, turn = rotary_of(nn.RoPE(WIDTH), WIDTH) if engine.positions == "compact" else None, Turn()
+    caches = [EvictingCache(own, engine, rotary=rotary, number=n) for n, own in enumerate(methods)]
+    for cache in caches if together else ():
+        cache.turn = turn
+        turn.join(cache)
+    return caches
+
+
+def _kept(cache: EvictingCache) -> tuple[Any, ...]:
+    layer = cache.layer
+    assert layer is not None
+    position, rows = np.array(layer.rows.position), np.array(layer.rows.keys)[:, :, : layer.size]
+    order = np.argsort(position, axis=2)
+    columns = [np.take_along_axis(np.array(each), order, 2) for each in layer.rows.columns.values()]
+    kept = np.take_along_axis(rows, order[..., None], 2)
+    return np.take_along_axis(position, order, 2), kept, np.array(columns, float)
