@@ -1,8 +1,7 @@
 """Decode steps, prompts and a long text on a GPU, as ``vqx bench`` times them, all in one process.
 
-MLX compiles kernels of one's own anew in every process, so that settings one by one would take a minute
-each. Llama-3.2-1B's shapes in bfloat16, random weights. A line of JSON for each contender; what a GPU has no
-time or room for is named and left out.
+Llama-3.2-1B's shapes in bfloat16, random weights. A line of JSON for each contender; what a GPU has no time
+or room for is named and left out.
 
     python integration-tests/studies/on_a_gpu.py OUT.jsonl [SECONDS]
 """

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from vqx_kernels import Target, attending, choose, describe, host, probe, targets, tensor
+from vqx_kernels import Target, attending, choose, describe, host, nvrtc, probe, targets, tensor
 from vqx_kernels.targets import _choose
 
 Machine = Callable[..., None]
@@ -54,6 +54,16 @@ def test_a_gpu_without_tensor_cores_is_used_and_says_so(machine: Machine) -> Non
     machine(cuda=True, slow="they do not run")
     assert choose().name == "cuda"
     assert choose().why.endswith("no tensor cores for prompts: they do not run")
+
+
+def test_it_is_said_who_compiles(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(cuda=True)
+    assert "compiled by MLX in every process" in choose().why
+    compiler = nvrtc.Compiler(None, "sm_90a", ())
+    monkeypatch.setattr(nvrtc.Compiler, "told", lambda self: f"{self.architecture}, NVRTC 13.0")
+    monkeypatch.setattr(nvrtc, "found", lambda: compiler)
+    machine(cuda=True)
+    assert "compiled once, for sm_90a, NVRTC 13.0" in choose().why
 
 
 @pytest.mark.parametrize("off", ["", "it does not run"])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from vqx_kernels import attending, host, probe, tensor
+from vqx_kernels import attending, host, nvrtc, probe, tensor
 
 
 class Target(NamedTuple):
@@ -38,6 +38,9 @@ def _device(name: str, there: bool, what: str, absent: str) -> Target:
     if wrong:
         return Target(name, False, f"{what}: {wrong}")
     why = f"{what}, whose kernels give the expected bits"
+    if name == "cuda":
+        compiler = nvrtc.found()
+        why += f", compiled once, for {compiler.told()}" if compiler else ", compiled by MLX in every process"
     if name == "cuda" and (slow := tensor.wrong(name)):
         why += f"; no tensor cores for prompts: {slow}"
     return Target(name, True, why)
