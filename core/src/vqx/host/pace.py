@@ -15,7 +15,7 @@ TASKS = 10
 WRITING, STARTING = 5.0, 200.0
 """Microseconds that it takes a host to write an operation down, and to start an evaluation."""
 
-WRITTEN = {"CustomKernel": 150.0}
+WRITTEN = {"CustomKernel": 40.0}
 """The same of operations that take longer to write down."""
 
 ASKING, LAUNCHING, RUNNING = 6.0, 5.0, 4.0
