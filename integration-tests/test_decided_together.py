@@ -15,12 +15,13 @@ from vqx.state.turn import Turn
 from vqx.testing import Shape, stream
 from vqx_kernels import testing
 
-LAYERS, PROMPT, TOKENS, WIDTH = 2, 40, 14, 16
+LAYERS, PROMPT, TOKENS, WIDTH = 3, 40, 14, 16
 METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("h2o", {}, True),
     ("tova", {}, True),
     ("keyformer", {}, True),
     ("keyformer", {"noise": "logit"}, False),
+    ("morphkv", {"window": 4}, True),
 ]
 """With options, and whether cuts of several rows are decided together too."""
 

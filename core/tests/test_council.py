@@ -46,17 +46,19 @@ RANKED = (
     ._replace(score=lambda held: held.stats["mass"] + 0.25 * held.stats["noise"])
     .with_kernel(NOISY, lambda *_: (0.25,))
 )
+WINDOW = Scorer(score=lambda held: held.last.fused(), window=4)
 SCORERS: dict[str, Any] = {
     "noise of a layer's own": noisy,
     "lines of its own": accumulated().with_kernel(probe.MASS, lambda *_: (1.0,)),
     "the latest query": LATEST,
     "a layer's own lines": LATEST.with_kernel(verify.LAST, lambda *_: (), layer=True),
     "the greatest of a group": Scorer(score=lambda held: held.last.fused(group="max"), window=1),
+    "a window": WINDOW,
+    "a window's own lines": WINDOW.with_kernel(vqx_kernels.Method("w", "score = gained;"), lambda *_: ()),
     "ages alone": Scorer(score=lambda held: 0.0, window=0),
 }
 ALONE = {
     "keys": Scorer(score=lambda held: held.keys.astype(mx.float32).sum(axis=-1)),
-    "a window": Scorer(score=lambda held: held.last.fused(), window=4),
     "operations and statistics": accumulated(per_sighting=True),
     "all weights": Scorer(score=lambda held: held.last.weights().mean(axis=2).mean(axis=2), window=1),
 }

@@ -225,7 +225,8 @@ def step(method: Method, stats: Mapping[str, Any], block: Any, *, whole: bool = 
 class Layers(NamedTuple):
     """S queries of each of L layers of one method, against their rows: L times B sequences of one layer."""
 
-    queries: Sequence[mx.array]  # L arrays [B, H * G, S, D]; none where nobody asks
+    queries: Sequence[mx.array]
+    """L arrays [B, H * G, S, D], or one of all, [L * B, H * G, S, D]; none where nobody asks."""
     keys: Sequence[mx.array]  # L arrays [B, H, capacity, D], of which the first n rows are filled
     position: mx.array  # [L * B, H, n] int32
     start: int  # the first query's position
@@ -591,12 +592,17 @@ def gathered(arrays: Sequence[mx.array], each: int, first: int, count: int) -> l
 
 
 def joined(arrays: Sequence[mx.array]) -> mx.array:
-    """Arrays ``[B, H, n]`` of layers made alike, side by side: ``[L * B, H, n]``."""
+    """Arrays ``[B, H, ...]`` of layers made alike, side by side: ``[L * B, H, ...]``."""
     kernels = offered()
     if kernels is None or target() != "cuda" or len(arrays) > kernels.ARRAYS:
         return mx.concatenate([*arrays])
     found: mx.array = kernels.joined("cuda", arrays)
     return found
+
+
+def windows(held: mx.array, latest: Sequence[mx.array]) -> mx.array:
+    """Windows of L layers, ``[L * B, H, W, D]``, once the ``latest`` of each ``[B, H, 1, D]`` comes."""
+    return mx.concatenate([held[:, :, 1:], joined(latest)], axis=2)
 
 
 def picked(

@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 class Layers(NamedTuple):
     """S queries of each of L layers that are shaped alike, against their rows: L times B sequences."""
 
-    queries: Sequence[mx.array]  # L arrays [B, H * G, S, D]
+    queries: Sequence[mx.array]  # L arrays [B, H * G, S, D], or one of all layers, [L * B, H * G, S, D]
     keys: Sequence[mx.array]  # L arrays [B, H, capacity, D], of which the first n rows are read
     position: mx.array  # [L * B, H, n] int32
     start: int  # the first query's position
@@ -161,7 +161,8 @@ def _attend(
         arrays["logits"] = logits
     arrays.update(stats)
     kinds = held[0].dtype, held[-1].dtype
-    how = (guard is not None, then, logits is not None, asked.sinks is not None, layers)
+    several = len(asked.queries) if isinstance(asked, Layers) else 1
+    how = (guard is not None, then, logits is not None, asked.sinks is not None, layers, several)
     for body, call in _launches(target, shape, n, kinds, rule, method, *how):
         inputs = [arrays[name] for name in body.reads] if whole else laid_out(target, body, arrays)
         arrays.update(zip(body.writes, call(inputs), strict=True))
@@ -181,13 +182,13 @@ def asking(
     one, heads, capacity, width = asked.keys[0].shape
     _, count, length, _ = asked.queries[0].shape
     layers = len(asked.keys)
-    arrays = dict(zip(_names(layers), (*asked.queries, *asked.keys), strict=True))
+    arrays = dict(zip(_names(len(asked.queries), layers), (*asked.queries, *asked.keys), strict=True))
     return arrays, (layers * one, heads, count // heads, length, width), layers, (one * heads, capacity)
 
 
 @functools.cache
-def _names(layers: int) -> list[str]:
-    return [f"{name}_{i}" for name in ("queries", "keys") for i in range(layers)]
+def _names(queries: int, keys: int) -> list[str]:
+    return [f"{name}_{i}" for name, count in (("queries", queries), ("keys", keys)) for i in range(count)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -203,6 +204,7 @@ def _launches(
     given: bool,
     sinks: bool,
     layers: int,
+    asked: int,
 ) -> list[tuple[Body, Run]]:
     """The launches for queries of a shape; a decode step asks for the same ones again and again."""
     batch, heads, group, length, width = shape
@@ -235,7 +237,7 @@ def _launches(
     for names, span, parts in _parts(
         target, batch * heads, n, queries, count, then, given, constants["PIECES"]
     ):
-        body = compose(names, method, ranks=ranks, columns=method.writes, layers=layers)
+        body = compose(names, method, ranks=ranks, columns=method.writes, layers=layers, asked=asked)
         outputs = tuple(shapes[name] for name in body.writes)
         each = tuple(types.get(name, mx.float32) for name in body.reads)
         numbers = (*constants.items(), ("SPAN", span))

@@ -159,6 +159,7 @@ def compose(
     ranks: bool = False,
     columns: tuple[str, ...] = (),
     layers: int = 1,
+    asked: int = 0,
     blocks: int = 0,
 ) -> Body:
     """The body of several fragments.
@@ -167,6 +168,7 @@ def compose(
         ranks: have a method's score guarded and written to ``ranked``.
         columns: names of statistics that go with the rows that stay.
         layers: whose queries and keys come in arrays of their own, ``queries_0``, ``keys_0`` and so on.
+        asked: arrays of queries: one for each layer, or 1 for all of them.
         blocks: as ``Body`` has them.
     """
     reads: list[str] = []
@@ -177,8 +179,8 @@ def compose(
         asks, gives = FRAGMENTS[name]
         text = _text(f"{name}.vqx")
         if name in ("logits", *TENSOR) and layers > 1:
-            asks = (*(f"{array}_{i}" for array in STRIDED for i in range(layers)), *asks[2:])
-            text = _of_layers(text, layers)
+            several = [f"queries_{i}" for i in range(asked or layers)] + [f"keys_{i}" for i in range(layers)]
+            asks, text = (*several, *asks[2:]), _of_layers(text, layers, asked=asked)
         text = text.replace("TOP\n", _text("top.vqx")).replace("FUSED\n", _text("fused.vqx"))
         if name == "turned" and layers > 1:
             asks = (*(f"keys_{i}" for i in range(layers)), *asks[1:])
@@ -254,10 +256,13 @@ def _read_ahead(text: str, columns: tuple[str, ...] = ()) -> str:
     return before + room + text.replace("HELD\n", "".join(f"vqx_{c}[u] = {c}[at];\n" for c in held))
 
 
-def _of_layers(text: str, layers: int, arrays: tuple[str, ...] = STRIDED) -> str:
+def _of_layers(text: str, layers: int, arrays: tuple[str, ...] = STRIDED, *, asked: int = 0) -> str:
     """A text for several layers, whose arrays lie row by row; sizes[6]: rows of one layer."""
 
     def own(array: str) -> str:
+        if array == "queries" and asked == 1:
+            before = "vqx_i64(vqx_layer) * sizes[6] * G * sizes[5] * D"
+            return f"const VQX_DEV auto* queries = queries_0 + {before};\n"
         last = f"{array}_{layers - 1}"
         each = "".join(f"vqx_layer == {i} ? {array}_{i} : " for i in range(layers - 1))
         return f"{'' if array == 'turned' else 'const '}VQX_DEV auto* {array} = {each}{last};\n"

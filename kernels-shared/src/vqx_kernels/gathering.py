@@ -1,6 +1,7 @@
 """Rows of many arrays in one launch: a GPU's host takes longer to ask for each than to go through all."""
 
 import functools
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -48,10 +49,11 @@ def _launch(target: str, dtype: mx.Dtype, number: int, each: int, shape: tuple[i
 
 
 def joined(target: str, arrays: Sequence[mx.array]) -> mx.array:
-    """At most 256 arrays ``[B, H, n]``, one behind the other: as ``mx.concatenate`` of them."""
-    batch, heads, n = arrays[0].shape
+    """At most 256 arrays ``[B, H, ...]``, one behind the other: as ``mx.concatenate`` of them."""
+    batch, heads, *each = arrays[0].shape
+    n = math.prod(each)
     launch = _launch(target, arrays[0].dtype, len(arrays), 1, (batch, heads, n, 1))
-    return launch([*arrays, _places(n, 0, n, 1, batch * heads, 1)])[0].reshape(-1, heads, n)
+    return launch([*arrays, _places(n, 0, n, 1, batch * heads, 1)])[0].reshape(-1, heads, *each)
 
 
 SPAN = 32

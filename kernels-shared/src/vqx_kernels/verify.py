@@ -129,6 +129,16 @@ def layers(target: str) -> dict[str, mx.array]:
     return {"mass": step.written["mass"], "slot": step.slot, "next": cast(mx.array, step.next)}
 
 
+def windows(target: str) -> dict[str, mx.array]:
+    """A token for a row in three layers, whose latest five queries stand in one array."""
+    asked, _ = inputs(51, Case("", "float16", 3, 2, 3, 5, 400, 48))
+    queries = asked.queries.reshape(3, 6, 5, 48)
+    keys = [mx.concatenate([own[None], own[None]], axis=2) for own in asked.keys]
+    whole = attention.Layers([queries], keys, asked.position, 395, asked.scale)
+    step = attention.step(target, whole, Rule("later"), LAST, {}, Guard(4, 5), then="exchange")
+    return {"slot": step.slot, "next": cast(mx.array, step.next)}
+
+
 def chosen(target: str, name: str) -> dict[str, mx.array]:
     """The row that goes of special scores, and the 500 that stay."""
     ranked, place = special()[name]
@@ -213,6 +223,7 @@ WORK: dict[str, Callable[[str], dict[str, mx.array]]] = {
         f"turned {dtype}": partial(turned, dtype=TYPES[dtype], width=width)
         for dtype, width in (("float32", 32), ("float16", 80), ("bfloat16", 256))
     },
+    "layers' windows": windows,
 }
 """Every case, by what it writes on a target."""
 

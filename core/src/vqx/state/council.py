@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from vqx import kernels
 from vqx.scorers import Method
 from vqx.state import constants
 from vqx.state.cuts import cut, groups
 from vqx.state.exchange import decided
-from vqx.state.layer import Layer, Plan
+from vqx.state.layer import Layer, Places, Plan
 from vqx.state.positions import STEPS, statistics, steps_over
-from vqx.state.seats import Decision, Seat, as_they_are
+from vqx.state.seats import Decision, Seat, as_they_are, windows
 from vqx.state.settling import in_place
 
 TURNED = 2**28
@@ -75,7 +76,7 @@ class Council:
             return False
         if plan.packing is not None or plan.across is not None or method.scorer.rotary:
             return False
-        if method.merge is not None or method.share is not None or method.scorer.window > 1:
+        if method.merge is not None or method.share is not None or not _shown(plan, layer):
             return False
         if layer.last > 1 or (layer.seen is not None and layer.seen.logits):
             return False
@@ -102,6 +103,12 @@ class Council:
         rotary = caches[0].plan.rotary
         self._one = all(cache.plan.rotary is rotary for cache in caches)
         held, last = as_they_are(layers), len(layers) - 1
+        if caches[0].plan.method.scorer.window > 1:
+            asked, origin = windows(layers)
+            held = held._replace(asked=asked, origin=origin)
+            if origin is not None and rotary is not None and not self._one:
+                self._apart = True
+                return False
         seats = [cache.sit(self, place, place == last, held) for place, cache in enumerate(caches)]
         for seat, keys in zip(seats, turned, strict=True):
             seat.turned = keys
@@ -111,17 +118,26 @@ class Council:
         """Say which row goes, of caches made alike; False: not for all together."""
         cache, first = caches[0], seats[0]
         method, rotary, held, end = cache.plan.method, cache.plan.rotary, first.held, first.end
-        columns = statistics(held.columns)
+        columns, asked, origin = statistics(held.columns), held.asked, held.origin
+        queries = [seat.query for seat in seats if seat.query is not None]
+        if asked is not None:
+            asked = kernels.windows(asked, queries)
+            queries = [asked]
+        if asked is not None and origin is not None:
+            origin = np.concatenate([origin[:, 1:], [[first.rows - 1]]], axis=1, dtype=np.int32)
+            if rotary is not None:
+                queries = [rotary.turn(asked, mx.broadcast_to(_places(first.rows, origin), asked.shape[:3]))]
+        count = queries[0].shape[2] if queries else 1
         found = kernels.together(
             method,
             columns,
             kernels.Layers(
-                [seat.query for seat in seats if seat.query is not None],
+                queries,
                 [seat.keys if seat.turned is None else seat.turned for seat in seats],
                 held.position,
-                end - 1,
+                end - count,
                 first.scale,
-                cache.generated - 1,
+                max(cache.generated - count, 0),
             ),
         )
         new = None if found is None or found.position is None else _new(caches, first, columns, found)
@@ -140,7 +156,8 @@ class Council:
                 placed = rotary.placed_together([seat.keys for seat in seats], columns[STEPS], end) or []
             for seat in seats:
                 seat.turned = None
-        self.ahead = Decision(found.position, columns, slots, end, steps, dict(enumerate(placed)))
+        turned = dict(enumerate(placed))
+        self.ahead = Decision(found.position, columns, slots, end, steps, turned, asked, origin)
         self.loose = [slots[0], found.position, *columns.values(), *placed[:1]]
         return True
 
@@ -181,6 +198,25 @@ class Council:
         return much
 
 
+def _shown(plan: Plan, layer: Layer) -> bool:
+    """Whether a score that looks at several queries has as many as it wants, before the latest one."""
+    scorer, seen, waiting = plan.method.scorer, layer.seen, layer.waiting
+    if scorer.window < 2:
+        return True
+    if scorer.observe is not None or scorer.note is not None or waiting is None:
+        return False
+    if plan.options.interval > 1:
+        return len(waiting.queries) == scorer.window
+    if seen is None or seen.sinks is not None or seen.scale != waiting.scale:
+        return False
+    return seen.queries.shape[3] == scorer.window
+
+
+def _places(rows: int, origin: Places) -> mx.array:
+    """By how much queries that were rotated for ``origin`` are turned, to stand one behind another."""
+    return mx.array(rows + np.arange(-origin.shape[1], 0) - origin[0], mx.int32)
+
+
 def _one(method: Method, other: Method) -> bool:
     """Whether two methods are one, but for what rows start with."""
     if method is other:
@@ -209,11 +245,13 @@ def _new(
 
 def _shape(layer: Layer) -> Any:
     """What has to be the same of all layers."""
-    rows, waiting = layer.rows, layer.waiting
-    asked = None
+    rows, waiting, seen = layer.rows, layer.waiting, layer.seen
+    asked = before = None
+    if seen is not None:
+        before = (seen.queries.shape, None if seen.origin is None else seen.origin.tobytes())
     if waiting is not None:
         first = waiting.queries[0]
         asked = (len(waiting.queries), waiting.end, first.shape, first.dtype, waiting.scale)
     columns = tuple((name, column.shape, column.dtype) for name, column in rows.columns.items())
     own = (rows.keys.shape, rows.keys.dtype, rows.position.shape, columns)
-    return (*own, rows.bare, asked, layer.tokens_seen, layer.generated)
+    return (*own, rows.bare, asked, before, layer.tokens_seen, layer.generated)

@@ -76,8 +76,10 @@ def cut(
         left, rows = layer._replace(waiting=None), layer.rows
         if waits and scorer.window:
             batch, heads = rows.keys.shape[:2]
-            latest = queries[place][:, :, -1:].reshape(batch, heads, -1, 1, queries[place].shape[3])
-            origin = np.array([[n - 1]], np.int32) if plan.compact else None
+            latest, window = queries[place], min(scorer.window, count)
+            latest = latest if count == window else latest[:, :, count - window :]
+            latest = latest.reshape(batch, heads, -1, *latest.shape[2:])
+            origin = np.arange(n - window, n, dtype=np.int32)[None] if plan.compact else None
             left = left._replace(seen=Seen(latest, waits[place].scale, origin=origin))
         own = {name: column[place] for name, column in columns.items()}
         found.append(Ahead(left, kernels.Kept(slots[place], position[place], own), last))

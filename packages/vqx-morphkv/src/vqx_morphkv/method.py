@@ -67,5 +67,9 @@ def morphkv(config: MorphKVConfig, *, causal: bool) -> Method:
 
 
 def build(config: MorphKVConfig, layers: Sequence[LayerInfo]) -> list[Method]:
-    """One method per layer; stored keys that stand in for queries read all stored rows."""
-    return [morphkv(config, causal=layer.queries == "model") for layer in layers]
+    """One method per layer, the same one for layers that are alike, which decide together then.
+
+    Stored keys that stand in for queries read all stored rows.
+    """
+    methods = {causal: morphkv(config, causal=causal) for causal in (True, False)}
+    return [methods[layer.queries == "model"] for layer in layers]
