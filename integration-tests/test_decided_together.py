@@ -22,6 +22,8 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("keyformer", {}, True),
     ("keyformer", {"noise": "logit"}, False),
     ("morphkv", {"window": 4}, True),
+    ("morphkv", {"window": 4, "over": "old", "fuse": "max"}, True),
+    ("chunkkv", {"window": 4, "chunk": 3}, True),
 ]
 """With options, and whether cuts of several rows are decided together too."""
 
