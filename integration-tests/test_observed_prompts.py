@@ -21,6 +21,7 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
     ("keyformer", {}, {"bars": 6, "weighed": 6, "keyformer_rank_summed": 6}),
     ("keyformer", {"noise": "logit"}, {"bars": 6, "weighed": 6}),
     ("snapkv", {"window": 8}, {"bars_2": 2, "weighed_2": 2}),
+    ("chunkkv", {"window": 8, "chunk": 3}, {"bars_2": 2, "weighed_2": 2}),
     ("morphkv", {"window": 8}, {"bars_2": 2, "weighed_2": 2}),
 ]
 

@@ -58,7 +58,7 @@ def chunked(config: ChunkKVConfig, method: Method) -> Scorer:
 
 
 def wrap(config: ChunkKVConfig, layers: Sequence[LayerInfo], methods: Sequence[Method]) -> list[Method]:
-    """The methods with their rows ranked by chunks; one for layers of one method, which decide together then."""
+    """The methods with their rows ranked by chunks: one for layers of one, which decide together then."""
     found = {id(method): method._replace(scorer=chunked(config, method)) for method in methods}
     return [found[id(method)] for method in methods]
 
