@@ -7,6 +7,9 @@ cold: the second figure is the median of layers before each of which other Pytho
 read. Operations are those of a token's graph, matrix products of attention among it (a GPU has one kernel in
 their place), most of them for the token of a cut.
 
+Behind the caches of one sequence are those of a batch of eight, of different lengths, as mlx-lm's continuous
+batching has them; there a token's mask is asked for with each layer's rows.
+
     python integration-tests/studies/python_of_a_token.py [rounds]
 """
 
@@ -27,6 +30,7 @@ from vqx.host.watching import watch_attention
 from vqx_kernels.testing import pretended
 
 ROWS, INTERVAL, LAYERS = 64, 32, 16
+SEQUENCES, APART = 8, 5
 METHODS = "streaming-llm", "h2o", "tova", "keyformer", "morphkv"
 SIZES = {
     "hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_attention_heads": 8,
@@ -35,9 +39,9 @@ SIZES = {
 }  # fmt: skip
 
 
-def drawn(length: int) -> list[mx.array]:
+def drawn(length: int, sequences: int = 1) -> list[mx.array]:
     """Queries, keys and values of a layer."""
-    rows = [mx.random.normal((1, heads, length, 16)).astype(mx.bfloat16) for heads in (8, 2, 2)]
+    rows = [mx.random.normal((sequences, heads, length, 16)).astype(mx.bfloat16) for heads in (8, 2, 2)]
     mx.eval(rows)
     return rows
 
@@ -60,9 +64,9 @@ def forward(caches: list[Any], rows: list[mx.array], before: Callable[[], None] 
     ``before`` runs before each layer.
     """
     queries, keys, values = rows
-    mask = None if keys.shape[2] == 1 else "causal"
     attend: Any = llama.scaled_dot_product_attention  # type: ignore[attr-defined]
     found, taken, start = [], [], time.perf_counter()
+    mask = caches[0].make_mask(1, return_array=False, window_size=None) if keys.shape[2] == 1 else "causal"
     for cache in caches:
         if before is not None:
             before()
@@ -74,6 +78,21 @@ def forward(caches: list[Any], rows: list[mx.array], before: Callable[[], None] 
             taken.append(time.perf_counter() - start)
     each = sum(taken) if taken else time.perf_counter() - start
     return found, each / len(caches) * 1e6
+
+
+def batched(make: Callable[[], list[Any]]) -> list[Any]:
+    """Caches of sequences that come one after the other, some tokens apart, as mlx-lm's server has them."""
+    found: list[Any] = []
+    for number in range(SEQUENCES):
+        caches = make()
+        mx.eval(forward(caches, drawn(ROWS + 8 + 3 * number))[0])
+        joining = [cache.merge([cache]) for cache in caches]
+        for batch, one in zip(found, joining, strict=False):
+            batch.extend(one)
+        found = found or joining
+        for _ in range(APART):
+            mx.eval(forward(found, drawn(1, number + 1))[0])
+    return found
 
 
 def operations(arrays: list[mx.array]) -> int:
@@ -96,16 +115,22 @@ def main() -> None:
             makers[f"{method}, {positions}, interval {interval}"] = cache_factory(
                 model, method, budget=ROWS, interval=interval, positions=positions
             )
-    prompt, token = drawn(ROWS + 8), drawn(1)
-    caches = {name: make() for name, make in makers.items()}
-    for each in caches.values():
-        mx.eval(forward(each, prompt)[0])
+    one, several = drawn(1), drawn(1, SEQUENCES)
+    caches: dict[str, list[Any]] = {}
+    for name, make in makers.items():
+        caches[name] = make()
+        mx.eval(forward(caches[name], drawn(ROWS + 8))[0])
+    for name, make in makers.items():
+        if "compact" not in name:
+            caches[f"{SEQUENCES} sequences, {name}"] = batched(make)
+    tokens = {name: several if "sequences" in name else one for name in caches}
+    for name, each in caches.items():
         for _ in range(2 * INTERVAL):
-            mx.eval(forward(each, token)[0])
+            mx.eval(forward(each, tokens[name])[0])
     counts: dict[str, list[int]] = {name: [] for name in caches}
     for name, each in caches.items():
         for _ in range(INTERVAL):
-            found, _ = stepped(each, token)
+            found, _ = forward(each, tokens[name])
             counts[name].append(operations(found))
             mx.eval(found)
     times: dict[str, list[list[list[float]]]] = {
@@ -113,9 +138,9 @@ def main() -> None:
     }
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 10):
         for name, each in caches.items():
-            for tokens, before in zip(times[name], (None, other_work), strict=True):
-                for taken in tokens:
-                    found, microseconds = stepped(each, token, before)
+            for every, before in zip(times[name], (None, other_work), strict=True):
+                for taken in every:
+                    found, microseconds = forward(each, tokens[name], before)
                     taken.append(microseconds)
                     mx.eval(found)
     for name, (warm, cold) in times.items():
@@ -124,13 +149,6 @@ def main() -> None:
         print(f"{name}: {statistics.median(low):.1f} µs a layer, a cut {low[-1]:.1f}, on average {mean:.1f};")
         print(f"  {among:.1f} among other work;", end="")
         print(f" {statistics.median(counts[name]):.0f} operations, a cut {max(counts[name])}")
-
-
-def stepped(caches: list[Any], token: list[mx.array], before: Callable[[], None] | None = None) -> Any:
-    """``forward`` of a token."""
-    if hasattr(caches[0], "plan"):
-        caches[0].make_mask(1)  # which begins a forward
-    return forward(caches, token, before)
 
 
 if __name__ == "__main__":

@@ -229,14 +229,41 @@ class Layers(NamedTuple):
     """L arrays [B, H * G, S, D], or one of all, [L * B, H * G, S, D]; none where nobody asks."""
     keys: Sequence[mx.array]  # L arrays [B, H, capacity, D], of which the first n rows are filled
     position: mx.array  # [L * B, H, n] int32
-    start: int  # the first query's position
+    start: int | tuple[int, ...]  # the first query's position, of each of B sequences where they differ
     scale: float
-    generated: int  # tokens generated before it
+    generated: int | tuple[int, ...]  # tokens generated before it
     ordered: bool = False  # the queries' own rows are the last ones, in their order
 
     @property
     def length(self) -> int:
         return self.queries[0].shape[2] if self.queries else 1
+
+    @property
+    def first(self) -> Any:
+        """``start`` as kernels take it: ``[L * B]`` int32 where sequences differ."""
+        return self.start if isinstance(self.start, int) else _each(self.start, len(self.keys), 0)
+
+    @property
+    def end(self) -> Any:
+        """The position behind the last query's, so."""
+        start, length = self.start, self.length
+        return start + length if isinstance(start, int) else _each(start, len(self.keys), length)
+
+    @property
+    def asked(self) -> tuple[Any, ...]:
+        """What the kernels' own ``Layers`` are made of."""
+        return self.queries, self.keys, self.position, self.first, self.scale
+
+
+@functools.lru_cache(maxsize=4)
+def _each(numbers: tuple[int, ...], layers: int, more: int) -> mx.array:
+    """Numbers of B sequences in each of L layers, and so many more: ``[L * B]`` int32."""
+    return mx.array([number + more for number in numbers] * layers, mx.int32)
+
+
+def _stands(number: Any) -> Any:
+    """A number of each sequence as it stands beside rows: ``[L * B, 1, 1]``."""
+    return number.reshape(-1, 1, 1) if isinstance(number, mx.array) else number
 
 
 def together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> Chosen | None:
@@ -244,7 +271,7 @@ def together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> C
 
     None: no kernel serves the method so. Metal hands a launch 31 arrays at most, so it serves no layers.
     """
-    end = layers.start + layers.length
+    end = layers.end
     chosen = _over_heads(method, stats, layers, end)
     found = _together(method, stats, layers, "exchange") if chosen is None else None
     if isinstance(found, mx.array):
@@ -256,7 +283,7 @@ def together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> C
 
 def kept_together(method: Method, stats: Mapping[str, mx.array], layers: Layers, keep: int) -> Kept | None:
     """As ``kept`` in place for several layers, whose queries are observed before; None as of ``together``."""
-    end = layers.start + layers.length
+    end = layers.end
     if multiplied(method, layers, layers.length):
         return _multiplied(method, stats, layers, keep)
     found = _together(method, stats, layers, "nothing")
@@ -275,7 +302,7 @@ def settled(
 
     No more than ``most`` logits are held at once, but for those of two layers, or three.
     """
-    scorer, sight, end = method.scorer, _Sight(layers, most), layers.start + layers.length
+    scorer, sight, end = method.scorer, _Sight(layers, most), layers.end
     if target() not in ("cuda", "host") or (layers.queries and not _fits(layers)):
         return None
     try:
@@ -308,7 +335,7 @@ def multiplied(method: Method, layers: Layers, count: int) -> bool:
     Their hardware adds in an order of its own, so scores have not the bits of other targets.
     """
     kernels = offered()
-    return kernels is not None and _multiplied_at(kernels, method, kernels.Layers(*layers[:5]), count)
+    return kernels is not None and _multiplied_at(kernels, method, kernels.Layers(*layers.asked), count)
 
 
 def _multiplied_at(kernels: Any, method: Method, asked: Any, count: int) -> bool:
@@ -318,12 +345,12 @@ def _multiplied_at(kernels: Any, method: Method, asked: Any, count: int) -> bool
 
 def _multiplied(method: Method, stats: Mapping[str, mx.array], layers: Layers, keep: int) -> Kept | None:
     """As ``kept_together`` by tensor cores and operations; None: the method asks for more than a mass."""
-    scorer, sight, end = method.scorer, _Sight(layers), layers.start + layers.length
+    scorer, sight, end = method.scorer, _Sight(layers), layers.end
     if scorer.observe is None or scorer.window:
         return None
     own = _own_lines(method, layers.generated)
-    if own is not None:
-        asked = own.Layers(*layers[:5])
+    if own is not None and isinstance(layers.generated, int):
+        asked = own.Layers(*layers.asked)
         found = _observed(own, method, stats, sight, asked, layers.generated)
         stats = {**stats, **found.written}
         return kept(method, found.score, layers.position, stats, keep, end=end, in_place=True)
@@ -346,18 +373,30 @@ def _together(method: Method, stats: Mapping[str, mx.array], layers: Layers, the
     if kernel is not None and own:
         if layers.length > 1 and kernel.lines.adjust != "(logit)":
             return None  # it changes logits by numbers that differ from token to token
-        asked, rule = _ruled(kernels, sight, kernels.Layers(*layers[:5]), **kernel.rule)
-        factors = kernel.factors(layers.start + layers.length - 1, layers.generated, layers.length)
+        asked, rule = _ruled(kernels, sight, kernels.Layers(*layers.asked), **kernel.rule)
+        factors = _numbers(kernel.factors, layers)
+        if factors is None:
+            return None
         guard = _guard(kernels, method)
         return kernels.step(where, asked, rule, kernel.lines, stats, guard, factors, then=then, whole=True)
     if stats or scorer.observe is not None:
         return None
     try:
-        held = Held({}, layers.position, layers.start + layers.length - 1, sight.read, last=sight)
+        held = Held({}, layers.position, _stands(layers.end) - 1, sight.read, last=sight)
         score = mx.broadcast_to(mx.array(scorer.score(held)), layers.position.shape)
     except Apart:
         return None
     return score.astype(mx.float32)
+
+
+def _numbers(factors: Callable[..., tuple[Any, ...]], layers: Layers) -> tuple[Any, ...] | None:
+    """The numbers of a method's lines; None where those of one sequence are not the others'."""
+    start, generated, length = layers.start, layers.generated, layers.length
+    if isinstance(start, int) or isinstance(generated, int):
+        return factors(layers.end - 1, generated, length)
+    found = [factors(at + length - 1, n, length) for at, n in zip(start, generated, strict=True)]
+    known = mx.array not in map(type, found[0])
+    return found[0] if known and all(each == found[0] for each in found) else None
 
 
 def _over_heads(method: Method, stats: Mapping[str, Any], layers: Layers, end: int) -> Chosen | None:
@@ -370,7 +409,7 @@ def _over_heads(method: Method, stats: Mapping[str, Any], layers: Layers, end: i
         return None
     if stats or kernel.lines.reads or kernel.stands_for != (scorer.score, scorer.observe):
         return None
-    asked, rule = _ruled(kernels, _Sight(layers), kernels.Layers(*layers[:5]), **kernel.rule)
+    asked, rule = _ruled(kernels, _Sight(layers), kernels.Layers(*layers.asked), **kernel.rule)
     each, guard = kernels.gained(where, asked, rule), _guard(kernels, method)
     return Chosen(*kernels.exchanged(where, each, layers.position, end, guard, method=kernel.lines))
 
@@ -390,14 +429,14 @@ class _Sight:
 
     def __init__(self, layers: Layers, most: int | None = None) -> None:
         self.most = most  # logits that are held at once, if it is bounded
-        self.layers, self.position, self.start = layers, layers.position, layers.start
+        self.layers, self.position, self.start = layers, layers.position, _stands(layers.first)
         self.length, self.mask, self.ordered = layers.length, "causal", layers.ordered
 
     def fused(self, *, group: Any = "mean", queries: Any = "mean", old: int = 0, **how: Any) -> Any:
         kernels = offered()
         if kernels is None or not self.layers.queries:
             raise Apart
-        asked = kernels.Layers(*self.layers[:5])
+        asked = kernels.Layers(*self.layers.asked)
         if _averages(kernels, self, asked, old=old, group=group, queries=queries, **how):
             return _averaged(kernels, self, asked)
         asked, rule = _ruled(kernels, self, asked, old=old, group=group, queries=queries, **how)
@@ -421,7 +460,7 @@ class _Sight:
         kernels = offered()
         if kernels is None or temperature is not None or noise is not None:
             raise Apart
-        asked, rule = _ruled(kernels, self, kernels.Layers(*self.layers[:5]), itself=itself, decay=decay)
+        asked, rule = _ruled(kernels, self, kernels.Layers(*self.layers.asked), itself=itself, decay=decay)
         return kernels.prompt_mass(target(), asked, rule)
 
     def sightings(self, *, itself: bool = True) -> mx.array:

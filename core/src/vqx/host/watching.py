@@ -88,11 +88,11 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        one = cache if isinstance(cache, EvictingCache) else None
-        weighing = isinstance(cache, (EvictingCache, EvictingBatch)) and weighs(queries, keys, values)
-        if one is not None and mask is None and not weighing and one.goes_on(queries, keys, scale, sinks):
-            if plain:
-                return _unmasked(one, queries, keys, values, scale, sinks)
+        ours = isinstance(cache, (EvictingCache, EvictingBatch))
+        weighing = ours and weighs(queries, keys, values)
+        if ours and not weighing and cache.goes_on(queries, keys, scale, sinks, mask):
+            if plain and mask is None:
+                return _unmasked(cache, queries, keys, values, scale, sinks)
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if not isinstance(cache, (EvictingCache, EvictingBatch, ReversibleCache)):
             return attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
@@ -105,9 +105,9 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
                 cache.observe(queries, keys, scale, mask, sinks, weights if takes else None)
                 return _tied(found, cache)
         cache.observe(queries, keys, scale, mask, sinks)
-        if one is not None and mask is None and not one.in_lanes:
+        if mask is None and not _own_masks(cache):
             if plain:
-                return _tied(_unmasked(one, queries, keys, values, scale, sinks), cache)
+                return _tied(_unmasked(cache, queries, keys, values, scale, sinks), cache)
             found = attend(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
             return _tied(found, cache)
 
@@ -120,8 +120,15 @@ def _watched(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return attention
 
 
+def _own_masks(cache: EvictingCache | EvictingBatch | ReversibleCache) -> bool:
+    """Whether attention may need other masks than the host's."""
+    if isinstance(cache, EvictingBatch):
+        return not cache.under_way
+    return not isinstance(cache, EvictingCache) or cache.in_lanes
+
+
 def _unmasked(
-    cache: EvictingCache,
+    cache: EvictingCache | EvictingBatch,
     queries: mx.array,
     keys: mx.array,
     values: mx.array,

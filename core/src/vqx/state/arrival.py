@@ -65,7 +65,7 @@ def caught_up(plan: Plan, layer: Layer) -> Layer:
         layer,
         queries,
         scale=waiting.scale,
-        mask="causal" if layer.each is None else _own(layer, layer.each, queries.shape[3], later),
+        mask=_own(layer, queries.shape[3], later),
         sinks=waiting.sinks,
         later=later,
         known=known,
@@ -104,8 +104,11 @@ def _dressed_apart(plan: Plan, layer: Layer, each: Each) -> Layer:
     return layer._replace(rows=Rows(rows.keys, rows.values, position, columns))
 
 
-def _own(layer: Layer, each: Each, count: int, later: int) -> mx.array:
-    """Which rows the last queries but ``later`` see where sequences differ: ``[B, 1, count, n]`` booleans."""
+def _own(layer: Layer, count: int, later: int) -> Any:
+    """Which rows the last queries but ``later`` see: ``[B, 1, count, n]`` booleans where sequences differ."""
+    each = layer.each
+    if each is None or (each.even and count == 1 and not later):
+        return "causal"
     first = later + count - 1  # rows that came after that of the first query
     end = np.array(each.rows)[:, None] - first + np.arange(count)
     return mx.array((np.arange(layer.rows.length) < end[..., None])[:, None])

@@ -16,7 +16,8 @@ import mlx.core as mx
 from vqx.scorers import Method
 from vqx.state import decoding, joined, masks
 from vqx.state.allotment import Allotment, Change, changing
-from vqx.state.layer import Layer, Plan, attended
+from vqx.state.council import Council
+from vqx.state.layer import Layer, Plan, attended, later
 from vqx.state.members import Members, Own, check_alike, unfit
 from vqx.state.parts import (
     Part,
@@ -33,7 +34,10 @@ from vqx.state.parts import (
     together,
     watched,
 )
+from vqx.state.rows import without_buffers
+from vqx.state.run import Run
 from vqx.state.saved import Recipe
+from vqx.state.seats import Decision, Seat, seated
 from vqx.state.settling import settle
 from vqx.state.shown import check, unusable
 from vqx.state.turn import Turn
@@ -64,10 +68,14 @@ class EvictingBatch:
         self.recipe: Recipe | None = first.recipe
         self.single: Callable[..., Any] = first.another
         self.updated: Callable[[Any], None] | None = first.updated
-        self.unseen = ""
+        watching = first.plan.method.scorer.reads_queries and first.plan.options.queries == "model"
+        self._unshown = "computes attention by itself" if watching else ""
+        self._unseen = ""
         empty = tuple(i for i, cache in enumerate(caches) if cache.layer is None)
         held = [Part((i,), _by_query(c.plan, c.layer)) for i, c in enumerate(caches) if c.layer is not None]
-        self._parts: list[Part] = [*([Part(empty)] if empty else []), *held]
+        self._still: list[Part] = [*([Part(empty)] if empty else []), *held]  # before the run under way
+        self._run: Run | Seat | None = None
+        self._shapes: tuple[Any, Any] = ((), ())  # of one token's keys and values
         self._one: Any = None  # the cache that does all, while the sequences have one history
         self._length = 0  # tokens of the last forward, padding included
         self._nan: mx.array | None = None
@@ -87,17 +95,47 @@ class EvictingBatch:
             other.turn.join(other)
         return other
 
-    def now(self) -> dict[str, Any]:
+    def now(self) -> tuple[dict[str, Any], Any, Any]:
         """As of ``vqx.EvictingCache``."""
-        return {**vars(self), "one": None if self._one is None else self._one.now()}
+        one, run = self._one, self._run
+        return {**vars(self)}, None if one is None else one.now(), None if run is None else run.now()
 
-    def go_back(self, before: dict[str, Any]) -> None:
+    def within(self, run: Run | Seat) -> tuple[dict[str, Any], Any, Any]:
         """As of ``vqx.EvictingCache``."""
-        before = {**before}
-        one = before.pop("one")
-        vars(self).update(before)
+        return {"_still": self._still, "_run": run, "_unseen": ""}, None, run.now()
+
+    def go_back(self, before: tuple[dict[str, Any], Any, Any]) -> None:
+        """As of ``vqx.EvictingCache``."""
+        attributes, one, run = before
+        vars(self).update(attributes)
         if self._one is not None:
             self._one.go_back(one)
+        if self._run is not None:
+            self._run.go_back(run)
+
+    @property
+    def _parts(self) -> list[Part]:
+        """Its sequences by history, as they are; of a run all are one part."""
+        run = self._run
+        if run is not None:
+            (part,) = self._still
+            layer = None if part.layer is None else run.ended(part.layer)
+            self._unseen, self._still, self._run = self.unseen, [part._replace(layer=layer)], None
+        return self._still
+
+    @_parts.setter
+    def _parts(self, parts: list[Part]) -> None:
+        self._still, self._run = parts, None
+
+    @property
+    def unseen(self) -> str:
+        """As of ``vqx.EvictingCache``."""
+        run = self._run
+        return self._unseen if run is None or run.read is None else self._unshown
+
+    @unseen.setter
+    def unseen(self, why: str) -> None:
+        self._unseen = why
 
     @property
     def parts(self) -> list[Part]:
@@ -117,26 +155,34 @@ class EvictingBatch:
     @property
     def tokens_seen(self) -> tuple[int, ...]:
         """Of each sequence."""
-        one, parts = self._one, self._parts  # another thread may ask, so nothing is changed here
+        one, run, parts = self._one, self._run, self._still  # another thread may ask: nothing is changed here
         if one is not None:
             return (one.tokens_seen,) * len(self)
+        if run is not None and run.each is not None:
+            return run.each.tokens_seen
         return of_layers(parts, lambda layer: joined.each_of(layer).tokens_seen)
 
     @property
     def tokens_kept(self) -> tuple[int, ...]:
         """Of each sequence, the rows that remain for the next forward."""
-        one, parts = self._one, self._parts
+        one, run, parts = self._one, self._run, self._still
         if one is not None:
             return (one.tokens_kept,) * len(self)
+        if run is not None and run.each is not None:
+            return decoding.left(self.members.plans, run.each.rows)
         return rows_left(parts, self.members.plans)
 
     @property
     def offset(self) -> int | mx.array:
         """The position at which the model rotates the next query and key: ``[B]`` where sequences differ."""
+        run = self._run
+        if run is not None:
+            at: int | mx.array = run.offset
+            return at
         self._decide()
         place = self.tokens_kept if self.plan.compact else self.tokens_seen
-        at = tuple(before - skip for before, skip in zip(place, self.members.skip, strict=True))
-        return at[0] if len(set(at)) == 1 else mx.array(at)
+        own = tuple(before - skip for before, skip in zip(place, self.members.skip, strict=True))
+        return own[0] if len(set(own)) == 1 else later(own, 0)
 
     def prepare(
         self,
@@ -178,13 +224,96 @@ class EvictingBatch:
         Raises:
             ValueError: as of ``vqx.EvictingCache``.
         """
+        run, turn = self._run, self.turn
+        if run is not None and self.members.left is None and run.takes(keys, values):
+            if turn is not None:
+                turn.read(self, self.within(run))
+            return self._goes_on(run, keys, values)
         self._decide()
-        if self.turn is None:
-            return self._update(keys, values)
-        self.turn.read(self, self.now())
-        both = self._update(keys, values)
-        self.turn.done()
-        return both
+        if turn is not None:
+            turn.read(self, self.now())
+        begun = self._begun(keys, values)
+        if begun is not None:
+            return self._goes_on(begun, keys, values)
+        keys, values = self._update(keys, values)
+        if turn is not None:
+            turn.done()
+        return (keys, values) if self._unshown else (self._told(keys), values)
+
+    def _begun(self, keys: mx.array, values: mx.array) -> Run | None:
+        """The run that begins with a token of every sequence, where it needs nothing but room."""
+        alike = self._nan is None and not self.unseen and (keys.shape, values.shape) == self._shapes
+        (part, *others), members = self._parts, self.members
+        layer = part.layer
+        if not alike or others or layer is None or layer.each is None or layer.last != 1 or part.new != 1:
+            return None
+        if members.left is not None or self._one is not None or members.undecided:
+            return None
+        left = decoding.spare(members.plans, layer)
+        if not left:
+            return None
+        self._run = Run(members.plans[0], layer, left, self._shapes, bool(self._unshown))
+        self._still = [part._replace(layer=layer._replace(rows=without_buffers(layer.rows)))]
+        return self._run
+
+    def _goes_on(self, run: Run | Seat, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """As ``update_and_fetch`` for a token of a run."""
+        keys, values = run.longer(keys, values)
+        if self.updated is not None:
+            self.updated(self)
+        if self.turn is not None:
+            self.turn.done()
+        return (keys, values) if run.left or self._unshown else (self._told(keys), values)
+
+    def goes_on(
+        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None, mask: Any = None
+    ) -> bool:
+        """As of ``vqx.EvictingCache``, under the batch's own mask."""
+        run = self._run
+        if run is None or mask is not run.mask() or not run.asked(queries, keys, scale, sinks):
+            return False
+        if not run.last or not self._unshown or self.turn is None:
+            return True
+        self.turn.council.go_on(self.turn.caches)
+        return False
+
+    @property
+    def as_it_is(self) -> Layer | None:
+        """The layer of all sequences while they decode: as of ``vqx.EvictingCache``."""
+        return self._as_they_are[0].layer if self._together else None
+
+    @property
+    def seat(self) -> Seat | None:
+        """As of ``vqx.EvictingCache``."""
+        return self._run if isinstance(self._run, Seat) else None
+
+    def sit(self, council: Council, place: int, last: bool, held: Decision) -> Seat:
+        """As of ``vqx.EvictingCache``."""
+        (part,) = self._parts
+        layer = self._any()
+        seat = Seat(council, place, last, self.plan, layer, held, self._shapes, bool(self._unshown))
+        self._still, self._run = [part._replace(layer=seated(layer))], seat
+        return seat
+
+    def _told(self, keys: mx.array) -> mx.array:
+        """``keys``, with what a council decided now that a token was read without a query."""
+        turn, run = self.turn, self._run
+        if turn is None or self._one is not None or (isinstance(run, Seat) and not run.last):
+            return keys
+        if isinstance(run, Seat):
+            turn.council.go_on(turn.caches)
+        else:
+            self._hear(keys)
+        loose = turn.council.tied()
+        return mx.depends([keys], loose)[0] if loose else keys
+
+    def _hear(self, keys: mx.array) -> None:
+        """Have a council decide for the next token, where it serves such layers."""
+        layer, turn, plans = self.as_it_is, self.turn, self.members.plans
+        if layer is None or layer.each is None or turn is None or not self.members.alike:
+            return
+        if decoding.any_due(plans, layer) and turn.council.serves(self.plan, layer):
+            turn.council.hear(self, layer.tokens_seen, turn.count, keys)
 
     def _update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         length = keys.shape[2]
@@ -211,6 +340,7 @@ class EvictingBatch:
         expects = watching and self.plan.options.queries == "model"
         self.unseen = "computes attention by itself" if expects else ""
         self._parts, self._length, self.members = parts, length, self.members.after(own)
+        self._shapes = (keys.shape, values.shape) if decodes else ((), ())
         if length > 1:
             found = [mx.any(mx.isnan(part.own(keys))) for part in parts if part.new]
             self._nan = mx.any(mx.stack(found)) if found else None
@@ -225,6 +355,17 @@ class EvictingBatch:
             return bool(self._one.evicted)
         layer = self._parts[0].layer
         return self._together and layer is not None and layer.evicted and layer.heads == 1
+
+    @property
+    def under_way(self) -> bool:
+        """Whether tokens are added to a layer that is as it was, under masks that are the host's."""
+        return self._run is not None
+
+    @property
+    def gone(self) -> bool:
+        """Whether a token's row is known to stand over one that went."""
+        run = self._run
+        return run is not None and run.evicts and run.added > 0
 
     def takes(self, keys: mx.array, mask: Any) -> bool:
         """As of ``vqx.EvictingCache``, under the batch's own masks; of a prompt read alike alone."""
@@ -264,6 +405,7 @@ class EvictingBatch:
         mass = None if weights is None else mx.mean(weights, axis=2)[:, :, 0]
         shown = Shown(queries, keys, scale, mask, sinks, logits, kept, mass)
         self._parts = [watched(self._plan(part), part, shown) for part in self._parts]
+        self._hear(keys)
 
     def masks(self, mask: Any, query_heads: int, length: int) -> list[tuple[int, int, Any]]:
         """For tiles of the forward's queries the masks that attention has to use: this layer's own."""
@@ -271,6 +413,8 @@ class EvictingBatch:
             mask = self._alike(mask, length)
             tiles: list[tuple[int, int, Any]] = self._one.masks(mask, query_heads, length)
             return tiles
+        if self._run is not None:
+            return [(0, length, self._run.mask())]
         apart = in_lanes(self._parts) == 1
         if apart and isinstance(mask, mx.array) and mask.dtype != mx.bool_:
             return [(0, length, mask)]
@@ -301,6 +445,12 @@ class EvictingBatch:
         """The mask of N new tokens: booleans ``[B, 1, N, rows + N]`` where sequences differ."""
         if self.turn is not None:
             self.turn.begin(self)
+        run = self._run
+        goes_on = run is not None and self.members.left is None and (run.left or run.evicts)
+        if run is not None and goes_on and N == 1 and window_size is None:
+            mask = run.mask(1)
+            if mask is not None or not return_array:
+                return mask
         self._decide()
         own = self.members.own(N)
         if window_size is not None or self._is_one(own, N):
@@ -359,7 +509,7 @@ class EvictingBatch:
 
     def see(self, before: mx.array, change: mx.array) -> None:
         """As of ``vqx.EvictingCache``, of each sequence's own tokens."""
-        if self._one is None:
+        if self._one is None and self.members.undecided:
             self.members = self.members.seen(self._own(), before, change)
 
     def allot(self, sequence: int, method: Method) -> None:
@@ -390,6 +540,10 @@ class EvictingBatch:
         if self._one is not None:
             tied: list[mx.array] = self._one.loose()
             return tied
+        if self.turn is not None and self.turn.council.loose:
+            return self.turn.council.tied()
+        if self._run is not None:
+            return []
         held = [part.layer for part in self._parts if part.layer is not None]
         return [
             *(array for layer in held for array in layer.untied),

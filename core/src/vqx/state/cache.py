@@ -135,7 +135,8 @@ class EvictingCache:
         """The position at which the model rotates the next query and key."""
         run = self._run
         if run is not None:
-            return run.offset
+            at: int = run.offset
+            return at
         return self.tokens_kept if self.plan.compact else self.tokens_seen
 
     @property
@@ -287,10 +288,12 @@ class EvictingCache:
         layer = self._layer
         return bool(self.unseen) and layer is not None and (layer.last, layer.rows.length) == (length, rows)
 
-    def goes_on(self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None) -> bool:
+    def goes_on(
+        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None, mask: Any = None
+    ) -> bool:
         """Hold a query of a run, as of ``observe``, where nothing else is to be done; whether that was so."""
         run = self._run
-        if run is None or not run.asked(queries, keys, scale, sinks):
+        if run is None or mask is not None or not run.asked(queries, keys, scale, sinks):
             return False
         if not run.last or not self._unshown or self.turn is None:
             return True

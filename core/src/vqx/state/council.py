@@ -15,7 +15,7 @@ from vqx.scorers import Method
 from vqx.state import constants
 from vqx.state.cuts import cut, groups
 from vqx.state.exchange import decided
-from vqx.state.layer import Layer, Places, Plan
+from vqx.state.layer import Each, Layer, Places, Plan
 from vqx.state.positions import STEPS, statistics, steps_over
 from vqx.state.seats import Decision, Seat, as_they_are, windows
 from vqx.state.settling import in_place
@@ -72,7 +72,9 @@ class Council:
     def serves(self, plan: Plan, layer: Layer) -> bool:
         """Whether a layer may be one of those that are decided for together."""
         method, options, waiting = plan.method, plan.options, layer.waiting
-        if self._apart or options.undo or not plan.defers or layer.each is not None or layer.heads > 1:
+        if self._apart or options.undo or not plan.defers or layer.heads > 1:
+            return False
+        if layer.each is not None and not _abreast(plan, layer.each):
             return False
         if plan.packing is not None or plan.across is not None or method.scorer.rotary:
             return False
@@ -128,6 +130,7 @@ class Council:
             if rotary is not None:
                 queries = [rotary.turn(asked, mx.broadcast_to(_places(first.rows, origin), asked.shape[:3]))]
         count = queries[0].shape[2] if queries else 1
+        start, generated = first.asks(count)
         found = kernels.together(
             method,
             columns,
@@ -135,9 +138,9 @@ class Council:
                 queries,
                 [seat.keys if seat.turned is None else seat.turned for seat in seats],
                 held.position,
-                end - count,
+                start,
                 first.scale,
-                max(cache.generated - count, 0),
+                generated,
             ),
         )
         new = None if found is None or found.position is None else _new(caches, first, columns, found)
@@ -212,6 +215,12 @@ def _shown(plan: Plan, layer: Layer) -> bool:
     return seen.queries.shape[3] == scorer.window
 
 
+def _abreast(plan: Plan, each: Each) -> bool:
+    """Whether one row goes of every sequence of a batch, and all have shown what a score looks at."""
+    one = plan.options.interval == 1 and each.even and plan.defers_apart
+    return one and min(each.tokens_seen) > plan.method.scorer.window
+
+
 def _places(rows: int, origin: Places) -> mx.array:
     """By how much queries that were rotated for ``origin`` are turned, to stand one behind another."""
     return mx.array(rows + np.arange(-origin.shape[1], 0) - origin[0], mx.int32)
@@ -232,8 +241,8 @@ def _new(
     None: it takes the token's own row to tell.
     """
     missing = [name for name in held if name not in found.columns]
-    if not missing:
-        return {}
+    if not missing or seat.each is not None:  # sequences of a batch are at places of their own
+        return None if missing else {}
     batch, heads, _, width = seat.keys.shape
     inits = tuple([cache.plan.method.scorer.init for cache in caches])
     new = constants.together(inits, (batch, heads, 1, width), seat.end)
@@ -254,4 +263,4 @@ def _shape(layer: Layer) -> Any:
         asked = (len(waiting.queries), waiting.end, first.shape, first.dtype, waiting.scale)
     columns = tuple((name, column.shape, column.dtype) for name, column in rows.columns.items())
     own = (rows.keys.shape, rows.keys.dtype, rows.position.shape, columns)
-    return (*own, rows.bare, asked, before, layer.tokens_seen, layer.generated)
+    return (*own, rows.bare, asked, before, layer.tokens_seen, layer.generated, layer.each)

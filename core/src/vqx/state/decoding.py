@@ -11,7 +11,7 @@ import numpy as np
 from vqx.state import lanes
 from vqx.state.arrival import caught_up, columns_of
 from vqx.state.joined import each_of, first, laned, put_back, take, told
-from vqx.state.layer import WAITING, Each, Layer, Plan, stacked
+from vqx.state.layer import WAITING, Each, Layer, Plan, slots_later, stacked
 from vqx.state.rows import Rows, append_bare, behind, move_behind, overwrite, reserve
 from vqx.state.settling import freed, in_place, settle
 
@@ -26,13 +26,13 @@ def step(
         read: of which sequences the last forward read a prompt: nothing more of these is due.
     """
     plan, most = plans[0], max(plan.method.budget for plan in plans)
-    if _waits(plans, layer, read):
+    if not any(read) and spare(plans, layer):
         return _bare(plan, layer, keys, values)
     layer = caught_up(plan, layer)
     keys = mx.depends([keys], layer.carried)[0]
     layer, slot = _settled(plans, layer, read)
     before = each_of(layer)
-    each = _longer(before)
+    each = before.longer()
     layer = _resized(layer, max(each.rows) * layer.heads, (most + plan.options.interval) * layer.heads)
     new = _arrived(plan, before, keys, values)
     rows = overwrite(layer.rows, slot, new if layer.heads == 1 else lanes.one_lane(new))
@@ -44,8 +44,13 @@ def rows_after(plans: Sequence[Plan], layer: Layer) -> tuple[int, ...]:
     """Rows that each sequence holds once what is pending is settled, by its own plan."""
     if layer.each is None:
         return tuple(plan.rows_next(layer) for plan in plans)
-    both = zip(plans, layer.each.rows, strict=True)
-    return tuple(rows if rows < plan.full else plan.method.budget for plan, rows in both)
+    return left(plans, layer.each.rows)
+
+
+def left(plans: Sequence[Plan], rows: Sequence[int]) -> tuple[int, ...]:
+    """The same of sequences that differ, which hold so many ``rows`` now."""
+    both = zip(plans, rows, strict=True)
+    return tuple(n if n < plan.full else plan.method.budget for plan, n in both)
 
 
 def any_due(plans: Sequence[Plan], layer: Layer) -> bool:
@@ -53,13 +58,13 @@ def any_due(plans: Sequence[Plan], layer: Layer) -> bool:
     return any(rows >= plan.full for plan, rows in zip(plans, each_of(layer).rows, strict=True))
 
 
-def _waits(plans: Sequence[Plan], layer: Layer, read: Sequence[bool]) -> bool:
-    """Whether one token more of each sequence needs nothing but room: all else is left for later."""
-    plan, rows = plans[0], layer.rows
-    if not plan.defers_apart or layer.heads > 1 or any(read) or (layer.seen and layer.seen.logits):
-        return False
-    room = max(each_of(layer).rows) < rows.keys.shape[2] and rows.bare < max(plan.options.interval, WAITING)
-    return room and not any_due(plans, layer)
+def spare(plans: Sequence[Plan], layer: Layer) -> int:
+    """Tokens of every sequence that need nothing but room, as many as may wait: all else is for later."""
+    plan, rows, each = plans[0], layer.rows, each_of(layer)
+    if not plan.defers_apart or layer.heads > 1 or (layer.seen and layer.seen.logits):
+        return 0
+    room = rows.keys.shape[2] - max(each.rows), max(plan.options.interval, WAITING) - rows.bare
+    return max(min(*room, *[plan.full - n for plan, n in zip(plans, each.rows, strict=True)]), 0)
 
 
 def _bare(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer:
@@ -67,22 +72,17 @@ def _bare(plan: Plan, layer: Layer, keys: mx.array, values: mx.array) -> Layer:
     rows, each = layer.rows, each_of(layer)
     if plan.packing is not None:
         keys, values = plan.packing.packed(keys, values)
-    if min(each.rows) == max(each.rows):
+    if each.even:
         rows = append_bare(rows, keys, values)
     else:
-        slot = mx.broadcast_to(stacked(each.rows)[..., None], (*keys.shape[:2], 1, 1))
+        slot = slots_later(each.rows, 0, keys.shape[1])
         rows = rows._replace(
             keys=mx.put_along_axis(rows.keys, slot, keys, axis=2),
             values=mx.put_along_axis(rows.values, slot, values, axis=2),
             bare=rows.bare + 1,
         )
     seen, generated = layer.tokens_seen + 1, layer.generated + 1
-    return layer._replace(rows=rows, tokens_seen=seen, generated=generated, last=1, each=_longer(each))
-
-
-def _longer(each: Each) -> Each:
-    """With one token more of every sequence."""
-    return Each(*(tuple(number + 1 for number in numbers) for numbers in each))
+    return layer._replace(rows=rows, tokens_seen=seen, generated=generated, last=1, each=each.longer())
 
 
 def _settled(plans: Sequence[Plan], layer: Layer, read: Sequence[bool]) -> tuple[Layer, mx.array]:

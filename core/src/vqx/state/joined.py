@@ -108,6 +108,12 @@ def padding(rows: tuple[int, ...]) -> mx.array | None:
     return mx.array((np.arange(n) < np.array(rows)[:, None])[:, None, None])
 
 
+@functools.lru_cache(maxsize=8)
+def padding_later(rows: tuple[int, ...], count: int) -> mx.array | None:
+    """The same after so many tokens more."""
+    return padding(tuple(n + count for n in rows))
+
+
 def put_back(layer: Layer, members: Sequence[int], part: Layer) -> Layer:
     """These sequences as ``part`` has them, where they stood."""
     each, n, at = each_of(layer), part.rows.length, mx.array([*members])

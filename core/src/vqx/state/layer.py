@@ -86,11 +86,34 @@ class Each(NamedTuple):
     tokens_seen: tuple[int, ...]
     generated: tuple[int, ...]
 
+    @property
+    def even(self) -> bool:
+        """Whether all fill as many rows, so that there is no padding."""
+        return min(self.rows) == max(self.rows)
+
+    def longer(self, count: int = 1, rows: int = 1) -> "Each":
+        """With so many tokens more of every sequence, and for each of them so many rows."""
+        return Each(*(tuple([n + more for n in each]) for each, more in zip(
+            self, (count * rows, count, count), strict=True)))  # fmt: skip
+
 
 @functools.lru_cache(maxsize=8)
 def stacked(numbers: tuple[int, ...]) -> mx.array:
     """A number of each sequence, ``[B, 1, 1]`` int32: made once for all layers that ask for it."""
     return mx.array(np.array(numbers, np.int32)[:, None, None])
+
+
+@functools.lru_cache(maxsize=8)
+def later(numbers: tuple[int, ...], count: int) -> mx.array:
+    """A number of each sequence after so many tokens more, ``[B]`` int32; made once for all layers."""
+    return mx.array(np.array(numbers, np.int32) + np.int32(count))
+
+
+@functools.lru_cache(maxsize=8)
+def slots_later(rows: tuple[int, ...], count: int, heads: int) -> mx.array:
+    """The slot of each sequence's next row after so many tokens more, ``[B, H, 1, 1]``; made once."""
+    slot = np.array(rows, np.int32)[:, None, None, None] + np.int32(count)
+    return mx.array(np.repeat(slot, heads, axis=1))
 
 
 class Waiting(NamedTuple):

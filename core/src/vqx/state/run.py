@@ -8,7 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from vqx.state.layer import Layer, Plan, Waiting
+from vqx.state.joined import padding_later
+from vqx.state.layer import Each, Layer, Plan, Waiting, later, slots_later
 from vqx.state.positions import STEPS
 from vqx.state.rows import Rows
 
@@ -21,6 +22,8 @@ ALL = slice(None)
 class Run:
     """What such tokens add to the layer before them; the one that began last can be taken back.
 
+    Where the sequences of a batch differ (``layer.each``), numbers here are the greatest of them.
+
     Args:
         plan, layer: what they come to.
         left: tokens that it takes.
@@ -29,8 +32,8 @@ class Run:
     """
 
     __slots__ = (
-        "_first", "_keys", "_most", "_packing", "_queries", "_rotary", "_rows", "_scale", "_shapes", "_sinks",
-        "_start", "_steps", "_turned", "_values", "_watches", "left", "offset", "read",
+        "_each", "_even", "_first", "_keys", "_most", "_packing", "_queries", "_rotary", "_rows", "_scale",
+        "_shapes", "_sinks", "_start", "_steps", "_turned", "_values", "_watches", "left", "offset", "read",
     )  # fmt: skip
 
     last = False  # nothing is decided once it took a token
@@ -39,6 +42,7 @@ class Run:
     def __init__(self, plan: Plan, layer: Layer, left: int, shapes: tuple[Any, Any], watches: bool) -> None:
         rows, waiting = layer.rows, layer.waiting
         self._keys, self._values = rows.keys, rows.values  # [B, H, capacity, *], as of Rows
+        self._each, self._even = layer.each, layer.each is None or layer.each.even
         self._first = self._rows = rows.length
         self._start = layer.tokens_seen
         self._shapes, self._watches = shapes, watches
@@ -53,7 +57,9 @@ class Run:
                 # [B, H, capacity, D], keys so turned; the run's own stand nowhere else
                 self._turned = plan.rotary.placed(rows.keys, self._steps, self._start, whole=True)
         self.left = left
-        self.offset = rows.length if plan.compact else self._start  # for which the next token is rotated
+        self.offset: Any = rows.length if plan.compact else self._start  # for which the next is rotated
+        if layer.each is not None:
+            self.offset = later(layer.each.tokens_seen, 0)  # [B]
         self.read: mx.array | None = None  # the latest token's keys, while its query is still to be shown
 
     @property
@@ -65,6 +71,15 @@ class Run:
     def end(self) -> int:
         """The position of the next token."""
         return self._start + self.added
+
+    @property
+    def each(self) -> Each | None:
+        """What there is to say of each sequence, where they differ."""
+        return None if self._each is None else self._each.longer(self.added)
+
+    def mask(self, more: int = 0) -> mx.array | None:
+        """Which rows of each sequence are filled, after so many tokens more: as of ``joined.padding``."""
+        return None if self._each is None or self._even else padding_later(self._each.rows, self.added + more)
 
     @property
     def turns(self) -> bool:
@@ -87,6 +102,8 @@ class Run:
         self._keys, self._values, self._turned, self._rows, latest = before
         count -= self._rows
         self.left, self.offset, self.read = self.left + count, self.offset - count, None
+        if self._each is not None:
+            self.offset = later(self._each.tokens_seen, self.added)
         if self._queries and self._queries[-1] is not latest:
             self._queries.pop()
 
@@ -96,15 +113,21 @@ class Run:
         if self._packing is not None:
             key, value = self._packing.packed(key, value)
         # the arrays of before stay as they are; memory is written in place
-        keys, values = (self._keys if turned is None else turned)[...], self._values[...]
-        own = (ALL, ALL, slice(rows, rows + 1))
-        keys[own], values[own] = key, value
+        keys, values = self._keys if turned is None else turned, self._values
+        if self._even or self._each is None:
+            keys, values = keys[...], values[...]
+            own = (ALL, ALL, slice(rows, rows + 1))
+            keys[own], values[own] = key, value
+        else:
+            slot = slots_later(self._each.rows, rows - self._first, key.shape[1])
+            keys = mx.put_along_axis(keys, slot, key, axis=2)
+            values = mx.put_along_axis(values, slot, value, axis=2)
         if turned is None:
             self._keys = keys
         else:
             self._turned = keys
         self._values, self._rows = values, rows + 1
-        self.offset += 1
+        self.offset = self.offset + 1 if self._each is None else later(self._each.tokens_seen, self.added)
         self.left -= 1
         if self._steps is not None and turned is None and self._rotary is not None:
             keys = self._rotary.placed(keys, self._steps, self.end, whole=True)
@@ -148,5 +171,6 @@ class Run:
             tokens_seen=self._start + added,
             last=1,
             generated=layer.generated + added,
+            each=self.each,
             waiting=waiting,
         )

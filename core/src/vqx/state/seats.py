@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from vqx.state.layer import Layer, Places, Plan, Seen, Waiting
+from vqx.state.layer import Each, Layer, Places, Plan, Seen, Waiting, later
 from vqx.state.rows import Rows, first
 
 
@@ -54,8 +54,8 @@ class Seat:
     """
 
     __slots__ = (
-        "_council", "_rotary", "_shapes", "_start", "_values", "_watches", "compact", "end", "held", "keys",
-        "last", "offset", "place", "query", "read", "rows", "scale", "turned",
+        "_council", "_each", "_generated", "_rotary", "_shapes", "_start", "_values", "_watches", "compact",
+        "end", "held", "keys", "last", "offset", "place", "query", "read", "rows", "scale", "turned",
     )  # fmt: skip
 
     left = 0  # tokens that it takes whatever is decided
@@ -77,8 +77,11 @@ class Seat:
         self._shapes, self._watches = shapes, watches
         self._rotary, self.compact = plan.rotary, plan.compact
         self.keys, self._values, self.rows = rows.keys, rows.values, rows.length  # [B, H, capacity, *]
-        self._start = self.end = layer.tokens_seen  # of the next token
-        self.offset = rows.length - 1 if plan.compact else self.end  # for which that is rotated
+        self._start = self.end = layer.tokens_seen  # of the next token; the greatest of a batch
+        self._generated, self._each = layer.generated, layer.each
+        self.offset: Any = rows.length - 1 if plan.compact else self.end  # for which that is rotated
+        if layer.each is not None:
+            self.offset = later(layer.each.tokens_seen, 0)  # [B]
         # [B, H * G, 1, D], the latest one shown
         self.query: mx.array | None = None if waiting is None else waiting.queries[0]
         self.scale = 1.0 if waiting is None else waiting.scale
@@ -89,6 +92,26 @@ class Seat:
     def added(self) -> int:
         """Tokens that it took."""
         return self.end - self._start
+
+    @property
+    def each(self) -> Each | None:
+        """What there is to say of each sequence of a batch, where they differ."""
+        return None if self._each is None else self._each.longer(self.added, rows=0)
+
+    def mask(self, more: int = 0) -> None:
+        """There is no padding: as of ``vqx.state.run.Run``."""
+
+    def asks(self, count: int) -> tuple[int | tuple[int, ...], int | tuple[int, ...]]:
+        """The position of the first of the latest ``count`` tokens, and tokens generated before it.
+
+        Of each sequence of a batch, where they differ.
+        """
+        each = self.each
+        if each is None:
+            return self.end - count, max(self._generated + self.added - count, 0)
+        return tuple([n - count for n in each.tokens_seen]), tuple(
+            [max(n - count, 0) for n in each.generated]
+        )
 
     def takes(self, keys: mx.array, values: mx.array) -> bool:
         """Whether what comes is a token that was decided for."""
@@ -118,7 +141,9 @@ class Seat:
             keys = mx.put_along_axis(turned, slot, key, axis=2)
         if n < keys.shape[2]:
             keys, values = first(keys, values, n)
-        if not self.compact:
+        if self._each is not None:
+            self.offset = later(self._each.tokens_seen, self.added)
+        elif not self.compact:
             self.offset += 1
         elif turned is None and self._rotary is not None:
             keys = self._rotary.placed(keys, ahead.steps[place], self.end, whole=True)
@@ -156,6 +181,7 @@ class Seat:
             rows=Rows(self.keys, self._values, self.held.position[own], columns),
             tokens_seen=self.end,
             generated=layer.generated + self.added,
+            each=self.each,
             last=1,
             evicted=layer.evicted or self.added > 0,
             seen=seen,
