@@ -51,7 +51,7 @@ def _distinct(specs: list[MethodSpec]) -> list[str]:
     return list(named.values())
 
 
-def _fitted(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def fitted(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the method's example; without guards that the method lacks."""
     return _known(method, {**(vqx.load(method).example or {}), **options})
 
@@ -63,9 +63,7 @@ def _known(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _nature(method: str) -> Nature:
     layers = [LayerInfo(number, "model", attending()) for number in range(3)]
-    scorer, *_, floor, share, merge = methods_for(chain_of(method), _fitted(method, {"budget": 24}), layers)[
-        0
-    ]
+    scorer, *_, floor, share, merge = methods_for(chain_of(method), fitted(method, {"budget": 24}), layers)[0]
     return Nature(
         accumulates=scorer.observe is not None,
         looks_back=scorer.window > 0,
@@ -107,7 +105,7 @@ def through(engines: Mapping[str, Options], *, merging: bool = True) -> pytest.M
 def caches_of(model: Any, method: str, engine: Options | None = None, **options: Any) -> list[EvictingCache]:
     """A model's caches, at the method's example."""
     chosen = {} if engine is None else {field.name: getattr(engine, field.name) for field in fields(engine)}
-    return vqx.make_cache(model, method, **_fitted(method, {**chosen, **options}))
+    return vqx.make_cache(model, method, **fitted(method, {**chosen, **options}))
 
 
 def default_caches(model: Any, method: str, budget: int) -> list[EvictingCache]:
@@ -118,7 +116,7 @@ def default_caches(model: Any, method: str, budget: int) -> list[EvictingCache]:
 def cache_of(method: str, engine: Options, shape: Shape, **options: Any) -> EvictingCache:
     """The cache of one layer with heads of this shape, at the method's example."""
     layer = LayerInfo(0, engine.queries or "model", attending(shape))
-    (built,) = methods_for(chain_of(method), _fitted(method, options), [layer])
+    (built,) = methods_for(chain_of(method), fitted(method, options), [layer])
     rotary = rotary_of(nn.RoPE(shape.width), shape.width) if built.scorer.rotary else None
     return EvictingCache(built, engine, rotary=rotary)
 

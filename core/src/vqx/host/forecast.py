@@ -15,6 +15,8 @@ from vqx.host.caches import Question, cache_factory, own_caches
 from vqx.host.forwards import Forward, held, uncollected
 from vqx.host.shapes import config_of, shaped
 from vqx.options import at_least
+from vqx.settings import settings
+from vqx.spec import Setting
 from vqx.state.cache import EvictingCache
 
 
@@ -38,7 +40,7 @@ class Forecast(NamedTuple):
 
 def plan(
     model: nn.Module | str,
-    method: str | None = None,
+    method: str | Setting | None = None,
     *,
     budget: int | None = None,
     memory: int | None = None,
@@ -56,8 +58,9 @@ def plan(
     Args:
         model: a model of mlx-lm; or ``embedded``, the name of a shape (``vqx.host.shapes.SHAPES``), a folder
             with a ``config.json``, or such a file.
-        method: as of ``vqx.make_cache``, with its ``question`` and ``options``; ``full``: mlx-lm's own
-            caches, which hold everything.
+        method: as of ``vqx.make_cache``, with its ``question`` and ``options``; options that are called as
+            something here stand behind its name, as on a command line: ``h2o:prompt=whole``. ``full``:
+            mlx-lm's own caches, which hold everything.
         budget: rows that each layer keeps.
         memory: bytes that the peak may reach: the greatest budget that fits is sought (to 1/64 of the text).
         prompt: tokens of the prompt.
@@ -71,8 +74,12 @@ def plan(
         ValueError: as ``vqx.make_cache``; neither budget nor memory; memory in which no budget fits;
             ``cadence="token"``, by which prompts are decided on the host.
     """
-    for name, count in (("prompt", prompt), ("tokens", tokens), ("sequences", sequences), ("chunk", chunk)):
-        at_least(name, count, 1)
+    if isinstance(method, str):
+        (method,) = settings([method])
+    name, options = (None, options) if method is None else (method.method, {**method.options, **options})
+    budget = options.pop("budget", budget)
+    for what, count in (("prompt", prompt), ("tokens", tokens), ("sequences", sequences), ("chunk", chunk)):
+        at_least(what, count, 1)
     if options.get("cadence") == "token":
         raise ValueError("cadence='token' reads a prompt on the host, which no plan can follow; use 'block'")
     if isinstance(model, str):
@@ -82,15 +89,15 @@ def plan(
     found: nn.Module = model
 
     def caches_of(rows: int | None) -> list[Any]:
-        if method == "full":
+        if name == "full":
             return own_caches(found)
-        return cache_factory(found, method, question=question, budget=rows, **options)()
+        return cache_factory(found, name, question=question, budget=rows, **options)()
 
     weights: Any = tree_flatten(found.parameters())
     reading = _Reading(found, weights, caches_of, prompt, tokens, sequences, chunk, {})
     with uncollected():
-        if memory is None or method == "full":
-            if budget is None and method != "full":
+        if memory is None or name == "full":
+            if budget is None and name != "full":
                 raise ValueError("say how many rows to keep (budget), or into what they have to fit (memory)")
             return reading.told(budget)[0]
         if budget is not None:

@@ -114,7 +114,7 @@ def change(tree: Any, by: Callable[[mx.array], mx.array], known: dict[int, Any] 
     """The tree with its arrays changed: in objects (caches) in place, in tuples, lists and mappings anew.
 
     What stands in two places is one thing afterwards too. What layers read to share their rows out is known
-    before a forward, and only made ``blank`` after it.
+    before a forward, and only made ``blank`` after it. A module of the model's is left as it is.
 
     Args:
         known: what became of all that was met so far, by ``id``, and what it was, which keeps the number its.
@@ -125,7 +125,7 @@ def change(tree: Any, by: Callable[[mx.array], mx.array], known: dict[int, Any] 
     kind: Any = type(tree)
     if isinstance(tree, mx.array):
         changed: Any = by(tree)
-    elif isinstance(tree, Change) and by is not blank:
+    elif isinstance(tree, nn.Module) or (isinstance(tree, Change) and by is not blank):
         return tree
     elif isinstance(tree, (list, tuple)):
         parts = [change(part, by, known) for part in tree]

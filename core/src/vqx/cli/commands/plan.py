@@ -61,12 +61,10 @@ def command(
     """
     import vqx
 
-    name = None if method is None else method.method
-    options: dict[str, Any] = {} if method is None else dict(method.options)
     if memory is None and budget is None:
         budget = 1024
     with progress("walking the graph"):
-        told = vqx.plan(model, name, budget=budget, memory=memory, **shape, **options)
+        told = vqx.plan(model, method, budget=budget, memory=memory, **shape)
         full = vqx.plan(model, "full", **shape)
     if as_json:
         found = {**told._asdict(), "peak": told.peak, "full": {**full._asdict(), "peak": full.peak}}
