@@ -2,8 +2,10 @@
 
 ``BatchGenerator`` generates for sequences of different lengths, all of them longer than what is kept, which
 join one after the other, with layers of SmolLM2's shapes in float32; times of steps in turns (median, least,
-most), divided by those with ``BatchRotatingKVCache``. Caches are filled with random rows, as ``vqx bench``
-fills them.
+most), divided by those with ``BatchRotatingKVCache``, one contender after the other beside that one. Caches
+are filled with random rows, as ``vqx bench`` fills them. On a GPU, in a well-known model's shapes, bfloat16:
+
+    python integration-tests/studies/batch_steps.py --model llama-3.2-1b --clock wall h2o h2o:interval=32
 """
 
 import argparse
@@ -24,6 +26,7 @@ from vqx.host.models import random_llama, rotating_caches
 from vqx.settings import settings
 from vqx_bench.filling import fill, sizes_of
 from vqx_bench.measuring import CLOCKS, alternate, milliseconds
+from vqx_bench.shapes import subject
 
 SHAPES = {
     "hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536, "head_dim": 64,
@@ -37,6 +40,7 @@ def main() -> None:
     """Measure and print."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("methods", nargs="*", default=["h2o", "h2o:interval=32", "tova", "tova:interval=32"])
+    asked.add_argument("--model", help="shapes by a name of ``vqx bench``, in bfloat16, or a model to load")
     asked.add_argument("--sequences", type=int, default=8)
     asked.add_argument("--rows", type=int, default=512)
     asked.add_argument(
@@ -49,31 +53,38 @@ def main() -> None:
     asked.add_argument("--clock", choices=CLOCKS, default="processor")
     given = asked.parse_args()
     sizes = {"num_hidden_layers": given.layers, "vocab_size": given.vocabulary}
-    model: Any = random_llama({**SHAPES, **sizes}, mx.float32)
+    small = given.model is None
+    model: Any = random_llama({**SHAPES, **sizes}, mx.float32) if small else subject(given.model).model
     make: dict[str, Callable[[], list[Any]]] = {
         ROTATING: partial(rotating_caches, model, given.rows, 0),
         "BatchKVCache": partial(own_caches, model),
     }
     for text, setting in zip(given.methods, settings(given.methods), strict=True):
         make[text] = cache_factory(model, setting.method, budget=given.rows, **setting.options)
-    running = {name: started(model, each, name == "BatchKVCache", given) for name, each in make.items()}
 
-    def steps(name: str) -> float:
+    def steps(running: BatchGenerator) -> float:
         def run() -> None:
             for _ in range(given.steps):
-                running[name].next_generated()
+                running.next_generated()
 
         return milliseconds(run, given.steps, given.clock)
 
-    found = alternate({name: partial(steps, name) for name in running}, ROTATING, given.rounds)
     print(f"{' '.join(sys.argv)}: mlx {version('mlx')}, mlx-lm {version('mlx-lm')}, {platform.platform()}")
-    for name, one in found.items():
+    base = started(model, make.pop(ROTATING), False, given)
+    for name, each in make.items():
+        running = started(model, each, name == "BatchKVCache", given)
+        both = {ROTATING: partial(steps, base), name: partial(steps, running)}
+        found = alternate(both, ROTATING, given.rounds)
         if name in given.methods:
-            for cache in running[name]._generation_batch.prompt_cache:
+            for cache in running._generation_batch.prompt_cache:
                 assert set(cache.tokens_kept) <= {*range(given.rows, given.rows + 33)}, cache.tokens_kept
                 assert min(cache.tokens_seen) > given.rows + 33
-        ends = f"({one.ratio_least:.3f} to {one.ratio_most:.3f})"
-        print(f"{name:32} {one.median:7.2f} ms  {one.ratio:.3f} {ends}  {one.peak / 1e6:.0f} MB")
+        one, ends = found[name], f"({found[name].ratio_least:.3f} to {found[name].ratio_most:.3f})"
+        beside = f"beside {found[ROTATING].median:.2f} ms"
+        print(
+            f"{name:24} {one.median:7.2f} ms {beside}  {one.ratio:.3f} {ends}  {one.peak / 1e6:.0f} MB",
+            flush=True,
+        )
 
 
 def started(model: Any, make: Callable[[], list[Any]], unbounded: bool, given: Any) -> BatchGenerator:
