@@ -1,6 +1,7 @@
 """On CUDA, emulated, one launch or two decide for all layers: they keep what each keeps by itself."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -26,19 +27,26 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("chunkkv", {"window": 4, "chunk": 3}, True),
 ]
 """With options, and whether cuts of several rows are decided together too."""
+CASES = [
+    (*method, interval, positions, False)
+    for method, interval, positions in product(METHODS, (1, 6), ("absolute", "compact"))
+]
+CASES += [(*METHODS[number], 1, "absolute", True) for number in (0, 2, 3, 4)]
 
 
-@pytest.mark.parametrize("positions", ["absolute", "compact"])
-@pytest.mark.parametrize("interval", [1, 6])
-@pytest.mark.parametrize(("method", "options", "cuts"), METHODS)
+@pytest.mark.parametrize(("method", "options", "cuts", "interval", "positions", "many"), CASES)
 def test_one_decides_for_all_what_each_decides_for_itself(
     method: str,
     options: dict[str, Any],
     cuts: bool,
     interval: int,
     positions: str,
+    many: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if many:  # for a block: logits are one launch, what becomes of them others
+        monkeypatch.setattr(vqx_kernels.attention, "WHOLE", 20)
+        monkeypatch.setattr(vqx_kernels.attention, "TOGETHER", 40)
     monkeypatch.setattr(vqx_kernels.tensor, "_tried", lambda _: (True, ""))
     length = PROMPT + TOKENS
     text = [stream("gaussian", number, Shape(length)).astype(mx.float16) for number in range(LAYERS)]
@@ -75,6 +83,7 @@ def test_one_decides_for_all_what_each_decides_for_itself(
     if interval == 1:
         assert len(of_all) < len(of_each)
     assert any(f"_{LAYERS}_" in name for name in of_all) == (interval == 1 or cuts)
+    assert any(f"vqx_lowest_{LAYERS}_" in name for name in of_all) == many
     assert not any(f"_{LAYERS}_" in name for name in of_each)
 
 

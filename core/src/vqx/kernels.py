@@ -278,7 +278,7 @@ def together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> C
         chosen = exchange(method, found, layers.position, end)
     if chosen is not None:
         return chosen._replace(slot=chosen.slot[..., None])
-    return None if found is None or found.next is None else Chosen(found.slot, found.next, found.written)
+    return None if found is None else Chosen(found.slot, found.next, found.written)
 
 
 def kept_together(method: Method, stats: Mapping[str, mx.array], layers: Layers, keep: int) -> Kept | None:

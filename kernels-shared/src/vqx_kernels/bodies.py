@@ -226,7 +226,7 @@ def compose(
             asks += tuple(f"{column}_held" for column in columns)
             gives += tuple(f"{column}_kept" for column in columns)
             text = text.replace("COLUMNS\n", "".join(f"{c}_kept[to] = {c}_held[at];\n" for c in columns))
-        reads += [ask for ask in asks if ask not in (*reads, *writes)]
+        reads += [ask for ask in dict.fromkeys(asks) if ask not in (*reads, *writes)]
         writes += gives
         texts.append(text)
     attends = "columns" in names or "replayed" in names

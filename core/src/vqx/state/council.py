@@ -131,25 +131,19 @@ class Council:
                 queries = [rotary.turn(asked, mx.broadcast_to(_places(first.rows, origin), asked.shape[:3]))]
         count = queries[0].shape[2] if queries else 1
         start, generated = first.asks(count)
-        found = kernels.together(
-            method,
-            columns,
-            kernels.Layers(
-                queries,
-                [seat.keys if seat.turned is None else seat.turned for seat in seats],
-                held.position,
-                start,
-                first.scale,
-                generated,
-            ),
-        )
-        new = None if found is None or found.position is None else _new(caches, first, columns, found)
-        if found is None or found.position is None or new is None:
+        keys = [seat.keys if seat.turned is None else seat.turned for seat in seats]
+        layers = kernels.Layers(queries, keys, held.position, start, first.scale, generated)
+        found = kernels.together(method, columns, layers)
+        new = None if found is None else _new(caches, first, columns, found)
+        if found is None or new is None:
             self._apart, self.ahead = True, None
             return False
         slots, slot, steps = [*mx.split(found.slot, len(seats))], found.slot[..., 0], []
-        written = {name: mx.put_along_axis(columns[name], slot, one, axis=2) for name, one in new.items()}
-        columns = {**columns, **found.columns, **written}
+        columns, position = {**columns, **found.columns}, found.position
+        columns |= {name: mx.put_along_axis(columns[name], slot, one, axis=2) for name, one in new.items()}
+        if position is None:
+            place = mx.array(layers.end, mx.int32).reshape(-1, 1, 1)
+            position = mx.put_along_axis(held.position, slot, mx.broadcast_to(place, slot.shape), axis=2)
         placed: list[mx.array] = []
         if STEPS in held.columns:
             moved = steps_over(held.position, held.columns[STEPS], slot)
@@ -160,8 +154,8 @@ class Council:
             for seat in seats:
                 seat.turned = None
         turned = dict(enumerate(placed))
-        self.ahead = Decision(found.position, columns, slots, end, steps, turned, asked, origin)
-        self.loose = [slots[0], found.position, *columns.values(), *placed[:1]]
+        self.ahead = Decision(position, columns, slots, end, steps, turned, asked, origin)
+        self.loose = [slots[0], position, *columns.values(), *placed[:1]]
         return True
 
     def _cut(self, caches: Sequence[Any], turned: Sequence[mx.array | None], end: int) -> bool:
@@ -240,7 +234,7 @@ def _new(
 
     None: it takes the token's own row to tell.
     """
-    missing = [name for name in held if name not in found.columns]
+    missing = [name for name in held if name not in found.columns or found.position is None]
     if not missing or seat.each is not None:  # sequences of a batch are at places of their own
         return None if missing else {}
     batch, heads, _, width = seat.keys.shape
