@@ -1,6 +1,7 @@
 """Sequences of different lengths decode in one batch: each keeps in every layer what it keeps alone."""
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,18 +9,43 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx import EvictingCache, Method, Options, Scorer, accumulated, kernels
+from vqx import Arrivals, EvictingCache, Method, Options, Scorer, accumulated, kernels
+from vqx.noise import frozen_array
+from vqx.state import constants
 from vqx.state.batch import EvictingBatch
 from vqx.state.run import Run
 from vqx.state.turn import Turn
 from vqx_kernels import probe, verify
 
-pytest.importorskip("vqx_kernels")
+vqx_kernels = pytest.importorskip("vqx_kernels")
 
 LAYERS, BUDGET, FACTOR = 3, 16, 0.25
 LATEST = Scorer(score=lambda held: held.over_heads(held.last.fused()), window=1)
 AGES = Scorer(score=lambda held: 0.0, window=0)
-SCORERS = {
+NOISY = vqx_kernels.Method(
+    "noisy",
+    "mass_out[at] = mass[at] + gained; score = mass[at] + gained + factors[1] * noise[at];",
+    reads=("mass", "noise"),
+    writes=("mass",),
+)
+RANKED = accumulated()._replace(score=lambda held: held.stats["mass"] + 0.25 * held.stats["noise"])
+RANKED = RANKED.with_kernel(NOISY, lambda *_: (0.25,))
+
+
+@functools.cache
+def noisy(number: int) -> Scorer:
+    """A scorer of the layer, whose rows start with noise of its own."""
+
+    def init(arrivals: Arrivals) -> Any:
+        noise = frozen_array(5, number, arrivals.heads, arrivals.start, arrivals.length)
+        shape = arrivals.batch, arrivals.heads, arrivals.length
+        return {"mass": arrivals.full(0.0), "noise": mx.broadcast_to(noise, shape)}
+
+    return RANKED._replace(init=init)
+
+
+SCORERS: dict[str, Any] = {
+    "noise of a layer's own": noisy,
     "lines of its own": accumulated().with_kernel(probe.MASS, lambda *_: (1.0,)),
     "the latest query": LATEST,
     "a layer's own lines": LATEST.with_kernel(verify.LAST, lambda *_: (), layer=True),
@@ -28,7 +54,10 @@ SCORERS = {
     "operations and statistics": accumulated(per_sighting=True),
     "numbers that differ": accumulated().with_kernel(probe.MASS, lambda newest, *_: (1.0, float(newest))),
 }
-TOGETHER = "lines of its own", "the latest query", "a layer's own lines", "ages alone", "a window"
+TOGETHER = (
+    "noise of a layer's own", "lines of its own", "the latest query", "a layer's own lines", "ages alone",
+    "a window",
+)  # fmt: skip
 
 
 class Texts:
@@ -40,17 +69,22 @@ class Texts:
             for sequence in range(len(prompts))
         ]
         self.read = [0] * len(prompts)
+        self.scorer: Any = None  # of the caches that read them
 
     def next(self, sequence: int, layer: int, length: int) -> list[mx.array]:
         start = self.read[sequence]
         return [array[..., start : start + length, :] for array in self.text[sequence][layer]]
 
 
-def listed(scorer: Scorer, interval: int) -> list[EvictingCache]:
+def listed(scorer: Any, interval: int) -> list[EvictingCache]:
     """Caches of one list, a layer each."""
-    method, turn = Method(scorer, BUDGET, n_sink=2, recent=3), Turn()
+    turn = Turn()
+    each = [scorer if isinstance(scorer, Scorer) else scorer(number) for number in range(LAYERS)]
     made = [
-        EvictingCache(method, Options(queries="model", interval=interval), number=i) for i in range(LAYERS)
+        EvictingCache(
+            Method(own, BUDGET, n_sink=2, recent=3), Options(queries="model", interval=interval), number=i
+        )
+        for i, own in enumerate(each)
     ]
     for cache in made:
         cache.turn = turn
@@ -79,9 +113,9 @@ def forward(
     return given
 
 
-def joined(scorer: Scorer, texts: Texts, prompts: Sequence[int], interval: int) -> list[EvictingBatch]:
+def joined(scorer: Any, texts: Texts, prompts: Sequence[int], interval: int) -> list[EvictingBatch]:
     """A batch of sequences that each read a prompt; of each layer."""
-    each = []
+    each, texts.scorer = [], scorer
     for member, prompt in enumerate(prompts):
         if prompt:
             each.append(listed(scorer, interval))
@@ -132,7 +166,7 @@ def one_left(made: list[Any], texts: Texts, members: list[int]) -> list[Any]:
 
 
 def one_came(made: list[Any], texts: Texts, members: list[int]) -> list[Any]:
-    late = listed(made[0].plan.method.scorer, made[0].plan.options.interval)
+    late = listed(texts.scorer, made[0].plan.options.interval)
     forward(late, texts, [3], 29)
     for batch, one in zip(made, late, strict=True):
         batch.extend(EvictingBatch([one]))
@@ -146,6 +180,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     usual = kernels.together
     monkeypatch.setattr(kernels, "target", lambda: "host")
+    monkeypatch.setattr(constants, "AHEAD", 8)
     monkeypatch.setattr(kernels, "together", lambda *given: found.append(usual(*given)) or found[-1])
     return found
 

@@ -79,7 +79,19 @@ def together(
     return {name: column[..., at : at + count] for name, column in found[0].items()}
 
 
-@functools.lru_cache(maxsize=32)
+def abreast(
+    inits: tuple[Init, ...], shape: tuple[int, int, int, int], starts: tuple[int, ...]
+) -> Mapping[str, mx.array] | None:
+    """As ``together`` where the rows of each of B sequences start at a position of its own."""
+    batch, heads, count, width = shape
+    each = [together(inits, (1, heads, count, width), start) for start in starts]
+    found = [one for one in each if one is not None]
+    if len(found) < batch:
+        return None
+    return {k: mx.stack([one[k] for one in found], axis=1).reshape(-1, heads, count) for k in found[0]}
+
+
+@functools.lru_cache(maxsize=64)
 def _ahead(
     inits: tuple[Init, ...], shape: tuple[int, int, int, int], number: int
 ) -> Mapping[str, mx.array] | None:

@@ -235,11 +235,14 @@ def _new(
     None: it takes the token's own row to tell.
     """
     missing = [name for name in held if name not in found.columns or found.position is None]
-    if not missing or seat.each is not None:  # sequences of a batch are at places of their own
-        return None if missing else {}
-    batch, heads, _, width = seat.keys.shape
-    inits = tuple([cache.plan.method.scorer.init for cache in caches])
-    new = constants.together(inits, (batch, heads, 1, width), seat.end)
+    if not missing:
+        return {}
+    (batch, heads, _, width), each = seat.keys.shape, seat.each
+    inits, own = tuple([cache.plan.method.scorer.init for cache in caches]), (batch, heads, 1, width)
+    if each is None:
+        new = constants.together(inits, own, seat.end)
+    else:
+        new = constants.abreast(inits, own, each.tokens_seen)
     shape = (len(caches) * batch, heads, 1)
     if new is None or any(name not in new or new[name].shape != shape for name in missing):
         return None
