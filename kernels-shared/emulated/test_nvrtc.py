@@ -3,6 +3,7 @@
 import ctypes
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,9 @@ def asked_by(work: Callable[[], Any]) -> set[tuple[Any, ...]]:
 
 
 CASES: dict[str, Callable[[], Any]] = {
-    **{name: (lambda work=work: work("cuda")) for name, work in verify.WORK.items()},
-    **{name: (lambda far=far: far("cuda")) for name, far in layered.CASES.items()},
-    **{
-        f"tensor cores, {name}": (lambda case=case: tensor.apart("cuda", case=case))
-        for name, case in tensor.CASES.items()
-    },
-    **{
-        name: (lambda case=case: attending.apart("cuda", case=case)) for name, case in attending.CASES.items()
-    },
+    **{name: partial(work, "cuda") for name, work in {**verify.WORK, **layered.CASES}.items()},
+    **{name: partial(tensor.apart, "cuda", case=case) for name, case in tensor.CASES.items()},
+    **{name: partial(attending.apart, "cuda", case=case) for name, case in attending.CASES.items()},
 }
 
 
@@ -53,6 +48,18 @@ def test_the_compiler_takes_the_text(name: str) -> None:
     assert asked
     for what in asked:
         assert hopper.compiled(*text(*what)) is not None, what[1].name
+
+
+OTHERS = [("sm_75", name) for name in ("small", "bfloat", "exchange", "rows picked")]  # no tensor cores
+OTHERS += [
+    (each, name) for each in ("sm_80", "sm_89", "sm_120a") for name in ("small", "tensor cores, bfloat")
+]
+
+
+@pytest.mark.parametrize(("architecture", "name"), OTHERS)
+def test_it_takes_the_text_for_other_gpus(architecture: str, name: str) -> None:
+    for what in asked_by(CASES[name]):
+        assert compiler(architecture).compiled(*text(*what)) is not None, what[1].name
 
 
 def assembly(source: str, name: str, contract: bool) -> str:
