@@ -394,9 +394,24 @@ def _numbers(factors: Callable[..., tuple[Any, ...]], layers: Layers) -> tuple[A
     start, generated, length = layers.start, layers.generated, layers.length
     if isinstance(start, int) or isinstance(generated, int):
         return factors(layers.end - 1, generated, length)
-    found = [factors(at + length - 1, n, length) for at, n in zip(start, generated, strict=True)]
+    return _agreed([factors(at + length - 1, n, length) for at, n in zip(start, generated, strict=True)])
+
+
+def _agreed(found: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
     known = mx.array not in map(type, found[0])
     return found[0] if known and all(each == found[0] for each in found) else None
+
+
+def agree(method: Method, seen: Sequence[int], generated: Sequence[int]) -> bool:
+    """Whether the numbers of a method's lines are now the same for every sequence of a batch.
+
+    ``seen`` and ``generated`` are tokens of each, the latest one among them.
+    """
+    kernel = method.scorer.kernel
+    if kernel is None:
+        return True
+    each = [kernel.factors(at - 1, max(n - 1, 0), 1) for at, n in zip(seen, generated, strict=True)]
+    return _agreed(each) is not None
 
 
 def _over_heads(method: Method, stats: Mapping[str, Any], layers: Layers, end: int) -> Chosen | None:

@@ -210,9 +210,10 @@ def _shown(plan: Plan, layer: Layer) -> bool:
 
 
 def _abreast(plan: Plan, each: Each) -> bool:
-    """Whether one row goes of every sequence of a batch, and all have shown what a score looks at."""
+    """Whether one row goes of every sequence of a batch, by the same numbers, and all have shown enough."""
     one = plan.options.interval == 1 and each.even and plan.defers_apart
-    return one and min(each.tokens_seen) > plan.method.scorer.window
+    shown = one and min(each.tokens_seen) > plan.method.scorer.window
+    return shown and kernels.agree(plan.method, each.tokens_seen, each.generated)
 
 
 def _places(rows: int, origin: Places) -> mx.array:
