@@ -180,10 +180,14 @@ def one_came(made: list[Any], texts: Texts, members: list[int]) -> list[Any]:
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The host's loops run; what was decided for all layers is told."""
     found: list[Any] = []
-    usual = kernels.together
+
+    def counted(usual: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: found.append(usual(*given)) or found[-1]
+
     monkeypatch.setattr(kernels, "target", lambda: "host")
     monkeypatch.setattr(constants, "AHEAD", 8)
-    monkeypatch.setattr(kernels, "together", lambda *given: found.append(usual(*given)) or found[-1])
+    for name in ("together", "seen_together"):
+        monkeypatch.setattr(kernels, name, counted(getattr(kernels, name)))
     return found
 
 
@@ -207,6 +211,7 @@ def test_in_a_batch_every_layer_keeps_of_a_sequence_what_it_keeps_alone(
         assert least or not any(decided)
     else:
         assert runs >= 6, "no token went on from the one before"
+        assert any(decided) == (name in (*TOGETHER, LATER)), "cuts of all layers are one"
     for place, member in enumerate(members):
         alone = Texts(stream, (*prompts, 29))
         one = listed(scorer, interval)

@@ -233,6 +233,7 @@ class Layers(NamedTuple):
     scale: float
     generated: int | tuple[int, ...]  # tokens generated before it
     ordered: bool = False  # the queries' own rows are the last ones, in their order
+    padded: bool = False  # some rows are nobody's: they stand at a position that no query sees
 
     @property
     def length(self) -> int:
@@ -286,13 +287,27 @@ def kept_together(method: Method, stats: Mapping[str, mx.array], layers: Layers,
     end = layers.end
     if multiplied(method, layers, layers.length):
         return _multiplied(method, stats, layers, keep)
-    found = _together(method, stats, layers, "nothing")
+    found = seen_together(method, stats, layers)
     if found is None:
         return None
-    if isinstance(found, mx.array):
-        return kept(method, found, layers.position, stats, keep, end=end, in_place=True)
-    stats = {**stats, **found.written}
-    return kept(None, found.ranked, layers.position, stats, keep, in_place=True)
+    guard = None if found.guarded else method
+    return kept(guard, found.score, layers.position, found.columns, keep, end=end, in_place=True)
+
+
+class Judged(NamedTuple):
+    """The rows of several layers once their queries were observed."""
+
+    columns: Mapping[str, mx.array]  # statistics, each [L * B, H, n]
+    score: mx.array  # [L * B, H, n] float32
+    guarded: bool  # whether what no score can evict stands above all scores
+
+
+def seen_together(method: Method, stats: Mapping[str, mx.array], layers: Layers) -> Judged | None:
+    """Observe the queries of several layers, and score their rows; None as of ``together``."""
+    found = _together(method, stats, layers, "nothing")
+    if found is None or isinstance(found, mx.array):
+        return None if found is None else Judged(stats, found, False)
+    return Judged({**stats, **found.written}, found.ranked, True)
 
 
 def settled(
@@ -373,7 +388,8 @@ def _together(method: Method, stats: Mapping[str, mx.array], layers: Layers, the
     if kernel is not None and own:
         if layers.length > 1 and kernel.lines.adjust != "(logit)":
             return None  # it changes logits by numbers that differ from token to token
-        asked, rule = _ruled(kernels, sight, kernels.Layers(*layers.asked), **kernel.rule)
+        asked = kernels.Layers(*layers.asked)
+        asked, rule = _ruled(kernels, sight, asked, padded=layers.padded, **kernel.rule)
         factors = _numbers(kernel.factors, layers)
         if factors is None:
             return None
@@ -402,15 +418,15 @@ def _agreed(found: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
     return found[0] if known and all(each == found[0] for each in found) else None
 
 
-def agree(method: Method, seen: Sequence[int], generated: Sequence[int]) -> bool:
+def agree(method: Method, seen: Sequence[int], generated: Sequence[int], count: int) -> bool:
     """Whether the numbers of a method's lines are now the same for every sequence of a batch.
 
-    ``seen`` and ``generated`` are tokens of each, the latest one among them.
+    ``seen`` and ``generated`` are tokens of each, the latest ``count`` among them, which are looked at.
     """
     kernel = method.scorer.kernel
     if kernel is None:
         return True
-    each = [kernel.factors(at - 1, max(n - 1, 0), 1) for at, n in zip(seen, generated, strict=True)]
+    each = [kernel.factors(at - 1, max(n - count, 0), count) for at, n in zip(seen, generated, strict=True)]
     return _agreed(each) is not None
 
 
@@ -454,7 +470,8 @@ class _Sight:
         asked = kernels.Layers(*self.layers.asked)
         if _averages(kernels, self, asked, old=old, group=group, queries=queries, **how):
             return _averaged(kernels, self, asked)
-        asked, rule = _ruled(kernels, self, asked, old=old, group=group, queries=queries, **how)
+        how |= {"old": old, "group": group, "queries": queries, "padded": self.layers.padded}
+        asked, rule = _ruled(kernels, self, asked, **how)
         count, found = len(asked.keys), list[mx.array]()
         each = asked.queries[0].size // asked.queries[0].shape[-1] * self.position.shape[2]
         some = count if self.most is None else max(self.most // each, 2)
@@ -586,7 +603,7 @@ def kept(
     columns: Mapping[str, mx.array],
     keep: int,
     *,
-    end: int = 0,
+    end: int | mx.array = 0,
     in_place: bool,
 ) -> Kept | None:
     """The ``keep`` rows that stay and what goes with them; None: no kernel here.
@@ -595,6 +612,7 @@ def kept(
         method: whose guard stands above the scores, before the token at ``end``; None: they are guarded.
         score: ``[B, H, n]``.
         in_place: whether they stay where they are, as of ``eviction.freed``.
+        end: ``[B]`` int32 where sequences differ.
     """
     kernels, where = offered(), target()
     right = all(column.dtype == mx.float32 for column in columns.values())
@@ -759,11 +777,12 @@ def _ruled(
     itself: bool = True,
     old: int = 0,
     causal: bool = True,
+    padded: bool = False,
     **fused: Any,
 ) -> tuple[Any, Any]:
     """The arrays, and which rows each query sees."""
     hide = "newest" if old else "itself" if not itself else "later"
-    if hide == "later" and (block.length == 1 or not causal or block.mask is None):
+    if hide == "later" and not padded and (block.length == 1 or not causal or block.mask is None):
         hide = "nothing"
     if old:
         asked = asked._replace(sinks=None)  # a learned sink is no row, and takes no share

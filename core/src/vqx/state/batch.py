@@ -17,7 +17,8 @@ from vqx.scorers import Method
 from vqx.state import decoding, joined, masks
 from vqx.state.allotment import Allotment, Change, changing
 from vqx.state.council import Council
-from vqx.state.layer import Layer, Plan, attended, later
+from vqx.state.exchange import closed
+from vqx.state.layer import Ahead, Layer, Plan, attended, later
 from vqx.state.members import Members, Own, check_alike, unfit
 from vqx.state.parts import (
     Part,
@@ -249,8 +250,10 @@ class EvictingBatch:
             return None
         if members.left is not None or self._one is not None or members.undecided:
             return None
-        left = decoding.spare(members.plans, layer)
-        if not left:
+        if layer.ahead is not None:
+            layer = closed(members.plans[0], layer)
+        left = 0 if layer is None else decoding.spare(members.plans, layer)
+        if layer is None or not left:
             return None
         self._run = Run(members.plans[0], layer, left, self._shapes, bool(self._unshown))
         self._still = [part._replace(layer=layer._replace(rows=without_buffers(layer.rows)))]
@@ -294,6 +297,10 @@ class EvictingBatch:
         seat = Seat(council, place, last, self.plan, layer, held, self._shapes, bool(self._unshown))
         self._still, self._run = [part._replace(layer=seated(layer))], seat
         return seat
+
+    def foresee(self, ahead: Ahead) -> None:
+        """As of ``vqx.EvictingCache``."""
+        self._parts = [part._replace(layer=self._any()._replace(ahead=ahead)) for part in self._parts]
 
     def _told(self, keys: mx.array) -> mx.array:
         """``keys``, with what a council decided now that a token was read without a query."""

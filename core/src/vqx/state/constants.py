@@ -43,7 +43,7 @@ def columns(init: Init, shape: tuple[int, ...], start: Any) -> Mapping[str, mx.a
     return _columns(init, shape, start) if isinstance(start, int) and _few(*shape[:3]) else None
 
 
-def told(init: Init, shape: tuple[int, ...], start: int) -> Mapping[str, mx.array] | None:
+def told(init: Init, shape: tuple[int, ...], start: Any) -> Mapping[str, mx.array] | None:
     """What rows of shape ``[B, H, S, D]`` start with; None: it takes the rows themselves to tell."""
     like: Any = _Shaped(shape)
     try:

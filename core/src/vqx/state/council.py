@@ -74,7 +74,7 @@ class Council:
         method, options, waiting = plan.method, plan.options, layer.waiting
         if self._apart or options.undo or not plan.defers or layer.heads > 1:
             return False
-        if layer.each is not None and not _abreast(plan, layer.each):
+        if layer.each is not None and not _abreast(plan, layer, layer.each):
             return False
         if plan.packing is not None or plan.across is not None or method.scorer.rotary:
             return False
@@ -177,6 +177,8 @@ class Council:
                 if ahead is not None:
                     cache.foresee(ahead)
                     own = [] if ahead.what.position is None else [ahead.what.position]
+                    if ahead.layer.seen is not None and plan.method.scorer.window > 1:
+                        own += ahead.layer.seen.arrays
                     self.loose += [*ahead.carried, *own, *ahead.what.columns.values()]
         return True
 
@@ -209,11 +211,12 @@ def _shown(plan: Plan, layer: Layer) -> bool:
     return seen.queries.shape[3] == scorer.window
 
 
-def _abreast(plan: Plan, each: Each) -> bool:
-    """Whether one row goes of every sequence of a batch, by the same numbers, and all have shown enough."""
-    one = plan.options.interval == 1 and each.even and plan.defers_apart
+def _abreast(plan: Plan, layer: Layer, each: Each) -> bool:
+    """Whether one row of every sequence of a batch goes, or many of some, by numbers that are the same."""
+    one = plan.defers_apart and (each.even or plan.options.interval > 1)
     shown = one and min(each.tokens_seen) > plan.method.scorer.window
-    return shown and kernels.agree(plan.method, each.tokens_seen, each.generated)
+    count = 1 if layer.waiting is None else len(layer.waiting.queries)
+    return shown and kernels.agree(plan.method, each.tokens_seen, each.generated, count)
 
 
 def _places(rows: int, origin: Places) -> mx.array:

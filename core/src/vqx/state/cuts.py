@@ -10,7 +10,7 @@ import numpy as np
 
 from vqx import kernels
 from vqx.state import constants
-from vqx.state.layer import Ahead, Layer, Plan, Seen, Waiting
+from vqx.state.layer import Ahead, Each, Layer, Plan, Seen, Waiting
 from vqx.state.positions import STEPS, closed_up_to, statistics
 from vqx.state.rows import apart
 from vqx.state.seats import Decision, as_they_are
@@ -25,7 +25,7 @@ def groups(plan: Plan, layers: Sequence[Layer]) -> int:
     if waiting is None:
         return 1
     like = kernels.Layers(waiting.queries, [rows.keys], rows.position, 0, waiting.scale, 0)
-    if kernels.multiplied(plan.method, like, len(waiting.queries)):
+    if layers[0].each is None and kernels.multiplied(plan.method, like, len(waiting.queries)):
         return 1
     batch, heads, *_ = waiting.queries[0].shape
     each: int = batch * heads * len(waiting.queries) * rows.length
@@ -41,6 +41,8 @@ def cut(
     method so.
     """
     plan, first = plans[0], layers[0]
+    if first.each is not None:
+        return _cut_apart(plans, layers, first.each)
     scorer, keep, dressed = plan.method.scorer, plan.method.budget, _dressed(plans, layers)
     if dressed is None:
         return None
@@ -73,17 +75,127 @@ def cut(
         strict=True,
     )
     for place, (layer, last) in enumerate(zip(layers, late, strict=True)):
-        left, rows = layer._replace(waiting=None), layer.rows
-        if waits and scorer.window:
-            batch, heads = rows.keys.shape[:2]
-            latest, window = queries[place], min(scorer.window, count)
-            latest = latest if count == window else latest[:, :, count - window :]
-            latest = latest.reshape(batch, heads, -1, *latest.shape[2:])
-            origin = np.arange(n - window, n, dtype=np.int32)[None] if plan.compact else None
-            left = left._replace(seen=Seen(latest, waits[place].scale, origin=origin))
+        left = _looked(plan, layer, queries[place] if waits else None)
         own = {name: column[place] for name, column in columns.items()}
         found.append(Ahead(left, kernels.Kept(slots[place], position[place], own), last))
     return found
+
+
+def _looked(plan: Plan, layer: Layer, queries: mx.array | None) -> Layer:
+    """The layer once its waiting ``queries`` ``[B, H * G, S, D]`` were looked at."""
+    waiting, window, n = layer.waiting, plan.method.scorer.window, layer.rows.length
+    if queries is None or waiting is None or not window:
+        return layer._replace(waiting=None)
+    batch, heads = layer.rows.keys.shape[:2]
+    count = queries.shape[2]
+    window = min(window, count)
+    latest = queries if count == window else queries[:, :, count - window :]
+    latest = latest.reshape(batch, heads, -1, *latest.shape[2:])
+    origin = np.arange(n - window, n, dtype=np.int32)[None] if plan.compact else None
+    return layer._replace(waiting=None, seen=Seen(latest, waiting.scale, origin=origin))
+
+
+NEVER = 2**31 - 1
+"""A position that no query sees."""
+
+
+def _cut_apart(plans: Sequence[Plan], layers: Sequence[Layer], each: Each) -> list[Ahead] | None:
+    """As ``cut`` for the sequences of a batch that are due, of which all others keep what they have.
+
+    All sequences' queries are looked at, as layer by layer. Rows behind those that go are written over
+    themselves where none go, so that a buffer is written at once.
+    """
+    plan, rows, number = plans[0], layers[0].rows, len(layers)
+    keep, n, dressed = plan.method.budget, rows.length, _dressed_apart(plans, layers, each)
+    if dressed is None:
+        return None
+    waits = [layer.waiting for layer in layers if layer.waiting is not None]
+    waits = waits if plan.method.scorer.reads_queries else []
+    queries = _joined(waits)
+    count = queries[0].shape[2] if queries else 1
+    start, generated = ([max(one - count, 0) for one in numbers] for numbers in each[1:])
+    judged = kernels.seen_together(
+        plan.method,
+        dressed.columns,
+        kernels.Layers(
+            queries,
+            [layer.rows.keys for layer in layers],
+            dressed.position,
+            tuple(start),
+            waits[0].scale if waits else 1.0,
+            tuple(generated),
+            padded=not each.even,
+        ),
+    )
+    if judged is None:
+        return None
+    batch, heads, _ = rows.position.shape
+    due = [i for i, filled in enumerate(each.rows) if filled >= plan.full]
+    at = mx.array([layer * batch + i for layer in range(number) for i in due])
+    stay = kernels.kept(
+        None if judged.guarded else plan.method,
+        judged.score[at],
+        dressed.position[at],
+        {name: column[at] for name, column in judged.columns.items()},
+        keep,
+        end=mx.array([each.tokens_seen[i] for i in due] * number, mx.int32),
+        in_place=True,
+    )
+    if stay is None:
+        return None
+    left = each._replace(rows=tuple(keep if i in due else filled for i, filled in enumerate(each.rows)))
+    most = max(left.rows)
+
+    def written(array: mx.array, new: mx.array) -> list[mx.array]:
+        array = array[..., : max(most, new.shape[2])]
+        array[at, :, : new.shape[2]] = new
+        return [*mx.split(array, number)]
+
+    stands = mx.broadcast_to(mx.arange(keep, n, dtype=mx.int32), (number * batch, heads, n - keep))
+    slots, position = written(stands, stay.slots), written(dressed.position, stay.position)
+    columns = {name: written(column, stay.columns[name]) for name, column in judged.columns.items()}
+    held = [layer.rows for layer in layers]
+    late = [
+        _late([*buffers], keep, n) for buffers in zip(*((one.keys, one.values) for one in held), strict=True)
+    ]
+    return [
+        Ahead(
+            _looked(plan, layer, queries[place] if waits else None)._replace(each=left),
+            kernels.Kept(slots[place], position[place], {name: c[place] for name, c in columns.items()}),
+            [buffers[place] for buffers in late],
+        )
+        for place, layer in enumerate(layers)
+    ]
+
+
+def _dressed_apart(plans: Sequence[Plan], layers: Sequence[Layer], each: Each) -> Decision | None:
+    """As ``_dressed`` where each sequence has its latest rows behind its own; padding is at ``NEVER``."""
+    rows, number, held = layers[0].rows, len(layers), as_they_are(layers)
+    bare, (batch, heads, _, width) = rows.bare, rows.keys.shape
+    inits = tuple([plan.method.scorer.init for plan in plans])
+    filled, seen = (np.tile(np.array(numbers, np.int32), number) for numbers in each[:2])
+    columns, position = held.columns, held.position
+    if bare:
+        if all(init is inits[0] for init in inits):
+            late = constants.told(inits[0], (number * batch, heads, bare, width), seen - np.int32(bare))
+        else:
+            starts = tuple([one - bare for one in each.tokens_seen])
+            late = constants.abreast(inits, (batch, heads, bare, width), starts)
+        shape, room = (number * batch, heads, bare), [(0, 0), (0, 0), (0, bare)]
+        if late is None or any(column.shape != shape for column in late.values()):
+            return None
+        latest = np.arange(-bare, 0, dtype=np.int32)
+        slot, new = (mx.array((numbers[:, None] + latest)[:, None]) for numbers in (filled, seen))
+
+        def longer(column: mx.array, new: mx.array) -> mx.array:
+            return mx.put_along_axis(mx.pad(column, room), slot, new, axis=2)
+
+        position = longer(position, mx.broadcast_to(new, shape))
+        columns = {name: longer(column, late[name]) for name, column in columns.items()}
+    if not each.even:
+        mine = mx.array((np.arange(rows.length) < filled[:, None])[:, None])
+        position = mx.where(mine, position, NEVER)
+    return Decision(position, columns)
 
 
 def _joined(waits: Sequence[Waiting]) -> list[mx.array]:
