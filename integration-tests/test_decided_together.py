@@ -32,6 +32,7 @@ CASES = [
     for method, interval, positions in product(METHODS, (1, 6), ("absolute", "compact"))
 ]
 CASES += [(*METHODS[number], 1, "absolute", True) for number in (0, 2, 3, 4)]
+CASES += [(*METHODS[4], 3, positions, False) for positions in ("absolute", "compact")]
 
 
 @pytest.mark.parametrize(("method", "options", "cuts", "interval", "positions", "many"), CASES)

@@ -212,6 +212,28 @@ def test_in_compact_positions_layers_keep_together_what_each_keeps_by_operations
 
 
 @pytest.mark.parametrize("positions", ["absolute", "compact"])
+@pytest.mark.parametrize("between", [nothing, one_looked_at, copied, a_chunk, broken])
+@pytest.mark.parametrize("name", ["a window", "a window's own lines"])
+def test_a_window_reaches_back_over_cuts_that_come_more_often(
+    name: str, between: Callable[..., Any], positions: str, loops: list[Any], stream: Any
+) -> None:
+    text, found = [stream(70, seed=number) for number in range(LAYERS)], []
+    for together in (True, False):
+        made = caches(SCORERS[name], together=together, interval=3, positions=positions)
+        for length in (20, *[1] * 20):
+            forward(made, text, length)
+        made = between(made, text)
+        for _ in range(12):
+            forward(made, text, 1)
+        found.append(held(made))
+        assert (len(loops) >= 8) == together, "they did not decide together"
+        assert None not in loops
+        loops.clear()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("positions", ["absolute", "compact"])
 @pytest.mark.parametrize("interval", [1, 6])
 @pytest.mark.parametrize("name", SCORERS)
 def test_wherever_forwards_end_nothing_of_them_stays(

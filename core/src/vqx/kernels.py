@@ -672,11 +672,6 @@ def joined(arrays: Sequence[mx.array]) -> mx.array:
     return found
 
 
-def windows(held: mx.array, latest: Sequence[mx.array]) -> mx.array:
-    """Windows of L layers, ``[L * B, H, W, D]``, once the ``latest`` of each ``[B, H, 1, D]`` comes."""
-    return mx.concatenate([held[:, :, 1:], joined(latest)], axis=2)
-
-
 def picked(
     keys: Sequence[mx.array], values: Sequence[mx.array], slots: mx.array, capacity: int
 ) -> tuple[list[mx.array], list[mx.array]] | None:

@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from vqx import kernels
 from vqx.scorers import Method
 from vqx.state import constants
 from vqx.state.cuts import cut, groups
 from vqx.state.exchange import decided
-from vqx.state.layer import Each, Layer, Places, Plan
+from vqx.state.layer import Each, Layer, Plan
 from vqx.state.positions import STEPS, statistics, steps_over
-from vqx.state.seats import Decision, Seat, as_they_are, windows
+from vqx.state.seats import Decision, Seat, as_they_are
 from vqx.state.settling import in_place
+from vqx.state.windows import windows
 
 TURNED = 2**28
 """Bytes of keys turned to compact positions that may be held: all layers' until the last has read its own,
@@ -106,9 +106,8 @@ class Council:
         self._one = all(cache.plan.rotary is rotary for cache in caches)
         held, last = as_they_are(layers), len(layers) - 1
         if caches[0].plan.method.scorer.window > 1:
-            asked, origin = windows(layers)
-            held = held._replace(asked=asked, origin=origin)
-            if origin is not None and rotary is not None and not self._one:
+            held = held._replace(asked=windows(layers))
+            if held.asked is not None and held.asked.origin is not None and not self._one:
                 self._apart = True
                 return False
         seats = [cache.sit(self, place, place == last, held) for place, cache in enumerate(caches)]
@@ -120,15 +119,11 @@ class Council:
         """Say which row goes, of caches made alike; False: not for all together."""
         cache, first = caches[0], seats[0]
         method, rotary, held, end = cache.plan.method, cache.plan.rotary, first.held, first.end
-        columns, asked, origin = statistics(held.columns), held.asked, held.origin
+        columns, asked = statistics(held.columns), held.asked
         queries = [seat.query for seat in seats if seat.query is not None]
         if asked is not None:
-            asked = kernels.windows(asked, queries)
-            queries = [asked]
-        if asked is not None and origin is not None:
-            origin = np.concatenate([origin[:, 1:], [[first.rows - 1]]], axis=1, dtype=np.int32)
-            if rotary is not None:
-                queries = [rotary.turn(asked, mx.broadcast_to(_places(first.rows, origin), asked.shape[:3]))]
+            asked = asked.longer(queries, first.rows)
+            queries = [asked.placed(rotary, first.rows)]
         count = queries[0].shape[2] if queries else 1
         start, generated = first.asks(count)
         keys = [seat.keys if seat.turned is None else seat.turned for seat in seats]
@@ -154,7 +149,7 @@ class Council:
             for seat in seats:
                 seat.turned = None
         turned = dict(enumerate(placed))
-        self.ahead = Decision(position, columns, slots, end, steps, turned, asked, origin)
+        self.ahead = Decision(position, columns, slots, end, steps, turned, asked)
         self.loose = [slots[0], position, *columns.values(), *placed[:1]]
         return True
 
@@ -198,14 +193,16 @@ class Council:
 
 
 def _shown(plan: Plan, layer: Layer) -> bool:
-    """Whether a score that looks at several queries has as many as it wants, before the latest one."""
+    """Whether as many queries are known as a score looks at, where these are several."""
     scorer, seen, waiting = plan.method.scorer, layer.seen, layer.waiting
     if scorer.window < 2:
         return True
     if scorer.observe is not None or scorer.note is not None or waiting is None:
         return False
-    if plan.options.interval > 1:
-        return len(waiting.queries) == scorer.window
+    if len(waiting.queries) == scorer.window:
+        return True
+    if layer.each is not None and plan.options.interval > 1:
+        return False
     if seen is None or seen.sinks is not None or seen.scale != waiting.scale:
         return False
     return seen.queries.shape[3] == scorer.window
@@ -217,11 +214,6 @@ def _abreast(plan: Plan, layer: Layer, each: Each) -> bool:
     shown = one and min(each.tokens_seen) > plan.method.scorer.window
     count = 1 if layer.waiting is None else len(layer.waiting.queries)
     return shown and kernels.agree(plan.method, each.tokens_seen, each.generated, count)
-
-
-def _places(rows: int, origin: Places) -> mx.array:
-    """By how much queries that were rotated for ``origin`` are turned, to stand one behind another."""
-    return mx.array(rows + np.arange(-origin.shape[1], 0) - origin[0], mx.int32)
 
 
 def _one(method: Method, other: Method) -> bool:

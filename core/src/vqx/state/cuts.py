@@ -14,6 +14,7 @@ from vqx.state.layer import Ahead, Each, Layer, Plan, Seen, Waiting
 from vqx.state.positions import STEPS, closed_up_to, statistics
 from vqx.state.rows import apart
 from vqx.state.seats import Decision, as_they_are
+from vqx.state.windows import windows
 
 AT_ONCE = 2**25
 """Logits of one launch, in numbers (128 MiB of float32)."""
@@ -28,7 +29,7 @@ def groups(plan: Plan, layers: Sequence[Layer]) -> int:
     if layers[0].each is None and kernels.multiplied(plan.method, like, len(waiting.queries)):
         return 1
     batch, heads, *_ = waiting.queries[0].shape
-    each: int = batch * heads * len(waiting.queries) * rows.length
+    each: int = batch * heads * max(len(waiting.queries), plan.most) * rows.length
     return -(-len(layers) * each // AT_ONCE)
 
 
@@ -47,8 +48,13 @@ def cut(
     if dressed is None:
         return None
     waits = [layer.waiting for layer in layers if layer.waiting is not None and scorer.reads_queries]
-    queries = _joined(waits)
-    count, number, n = queries[0].shape[2] if queries else 1, len(layers), first.rows.length
+    queries, number, n, asked = _joined(waits), len(layers), first.rows.length, None
+    if queries and queries[0].shape[2] < plan.most:  # some of them were shown before the last cut
+        asked = windows(layers).longer(queries, n)
+        if asked.origin is not None and any(other.rotary is not plan.rotary for other in plans):
+            return None
+        queries = [asked.placed(plan.rotary, n)]
+    count = queries[0].shape[2] if queries else 1
     stay = kernels.kept_together(
         plan.method,
         statistics(dressed.columns),
@@ -75,7 +81,11 @@ def cut(
         strict=True,
     )
     for place, (layer, last) in enumerate(zip(layers, late, strict=True)):
-        left = _looked(plan, layer, queries[place] if waits else None)
+        if asked is None:
+            left = _looked(plan, layer, queries[place] if waits else None)
+        else:
+            batch, heads = layer.rows.keys.shape[:2]
+            left = layer._replace(waiting=None, seen=asked.seen(place, batch, heads))
         own = {name: column[place] for name, column in columns.items()}
         found.append(Ahead(left, kernels.Kept(slots[place], position[place], own), last))
     return found

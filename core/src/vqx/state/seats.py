@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from vqx.state.layer import Each, Layer, Places, Plan, Seen, Waiting, later
+from vqx.state.layer import Each, Layer, Plan, Seen, Waiting, later
 from vqx.state.rows import Rows, first
+from vqx.state.windows import Windows
 
 
 class Decision(NamedTuple):
@@ -23,9 +24,7 @@ class Decision(NamedTuple):
     steps: Sequence[mx.array] = ()  # L arrays [B, H, n] by which keys are turned to be read, if they are
     turned: dict[int, mx.array] = {}  # noqa: RUF012
     """By layer the keys so turned, ``[B, H, n, D]``; each is taken once, to be written in place."""
-    asked: mx.array | None = None
-    """[L * B, H * G, W, D], where a score looks at several queries: the latest ones before the seats' own."""
-    origin: Places | None = None  # [1, W], as of Seen
+    asked: Windows | None = None  # where a score looks at several queries: those before the seats' own
 
 
 def as_they_are(layers: Sequence[Layer]) -> Decision:
@@ -33,14 +32,6 @@ def as_they_are(layers: Sequence[Layer]) -> Decision:
     held = [layer.rows for layer in layers]
     columns = {name: mx.concatenate([rows.columns[name] for rows in held]) for name in held[0].columns}
     return Decision(mx.concatenate([rows.position for rows in held]), columns)
-
-
-def windows(layers: Sequence[Layer]) -> tuple[mx.array, Places | None]:
-    """The queries that layers made alike have seen, ``[L * B, H * G, W, D]``, and their places."""
-    seen = [layer.seen for layer in layers if layer.seen is not None]
-    queries = mx.concatenate([each.queries for each in seen])
-    batch, _, _, *own = queries.shape
-    return queries.reshape(batch, -1, *own), seen[0].origin
 
 
 class Seat:
@@ -169,8 +160,7 @@ class Seat:
         columns = {name: column[own] for name, column in self.held.columns.items()}
         seen, waiting = layer.seen, None
         if self.held.asked is not None:
-            latest = self.held.asked[own].reshape(batch, heads, -1, *self.held.asked.shape[2:])
-            seen = Seen(latest, self.scale, origin=self.held.origin)
+            seen = self.held.asked.seen(self.place, batch, heads)
         if self.query is not None and self.read is None:
             waiting = Waiting((self.query,), self.end, self.scale, None)
         elif self.query is not None and seen is not None and self.held.asked is None:
