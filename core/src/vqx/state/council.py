@@ -201,8 +201,6 @@ def _shown(plan: Plan, layer: Layer) -> bool:
         return False
     if len(waiting.queries) == scorer.window:
         return True
-    if layer.each is not None and plan.options.interval > 1:
-        return False
     if seen is None or seen.sinks is not None or seen.scale != waiting.scale:
         return False
     return seen.queries.shape[3] == scorer.window

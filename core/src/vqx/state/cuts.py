@@ -14,7 +14,7 @@ from vqx.state.layer import Ahead, Each, Layer, Plan, Seen, Waiting
 from vqx.state.positions import STEPS, closed_up_to, statistics
 from vqx.state.rows import apart
 from vqx.state.seats import Decision, as_they_are
-from vqx.state.windows import windows
+from vqx.state.windows import Windows, windows
 
 AT_ONCE = 2**25
 """Logits of one launch, in numbers (128 MiB of float32)."""
@@ -48,10 +48,10 @@ def cut(
     if dressed is None:
         return None
     waits = [layer.waiting for layer in layers if layer.waiting is not None and scorer.reads_queries]
-    queries, number, n, asked = _joined(waits), len(layers), first.rows.length, None
-    if queries and queries[0].shape[2] < plan.most:  # some of them were shown before the last cut
-        asked = windows(layers).longer(queries, n)
-        if asked.origin is not None and any(other.rotary is not plan.rotary for other in plans):
+    number, n = len(layers), first.rows.length
+    queries, asked = _shown(plan, layers, waits)
+    if asked is not None and asked.origin is not None:
+        if any(other.rotary is not plan.rotary for other in plans):
             return None
         queries = [asked.placed(plan.rotary, n)]
     count = queries[0].shape[2] if queries else 1
@@ -81,25 +81,39 @@ def cut(
         strict=True,
     )
     for place, (layer, last) in enumerate(zip(layers, late, strict=True)):
-        if asked is None:
-            left = _looked(plan, layer, queries[place] if waits else None)
-        else:
-            batch, heads = layer.rows.keys.shape[:2]
-            left = layer._replace(waiting=None, seen=asked.seen(place, batch, heads))
+        left = _looked(plan, layer, queries, place, asked)
         own = {name: column[place] for name, column in columns.items()}
         found.append(Ahead(left, kernels.Kept(slots[place], position[place], own), last))
     return found
 
 
-def _looked(plan: Plan, layer: Layer, queries: mx.array | None) -> Layer:
-    """The layer once its waiting ``queries`` ``[B, H * G, S, D]`` were looked at."""
+def _shown(
+    plan: Plan, layers: Sequence[Layer], waits: Sequence[Waiting]
+) -> tuple[list[mx.array], Windows | None]:
+    """The queries that a score looks at, as of ``kernels.Layers``.
+
+    Also as windows, where some of them were shown before the last cut.
+    """
+    queries = _joined(waits)
+    if not queries or queries[0].shape[2] >= plan.most:
+        return queries, None
+    asked = windows(layers).longer(queries, layers[0].rows.length)
+    return [asked.queries], asked
+
+
+def _looked(
+    plan: Plan, layer: Layer, queries: Sequence[mx.array], place: int, asked: Windows | None
+) -> Layer:
+    """The layer at this place once the waiting ``queries`` were looked at, as of ``_shown``."""
     waiting, window, n = layer.waiting, plan.method.scorer.window, layer.rows.length
-    if queries is None or waiting is None or not window:
+    if not queries or waiting is None or not window:
         return layer._replace(waiting=None)
     batch, heads = layer.rows.keys.shape[:2]
-    count = queries.shape[2]
+    if asked is not None:
+        return layer._replace(waiting=None, seen=asked.seen(place, batch, heads))
+    count = queries[place].shape[2]
     window = min(window, count)
-    latest = queries if count == window else queries[:, :, count - window :]
+    latest = queries[place] if count == window else queries[place][:, :, count - window :]
     latest = latest.reshape(batch, heads, -1, *latest.shape[2:])
     origin = np.arange(n - window, n, dtype=np.int32)[None] if plan.compact else None
     return layer._replace(waiting=None, seen=Seen(latest, waiting.scale, origin=origin))
@@ -121,7 +135,7 @@ def _cut_apart(plans: Sequence[Plan], layers: Sequence[Layer], each: Each) -> li
         return None
     waits = [layer.waiting for layer in layers if layer.waiting is not None]
     waits = waits if plan.method.scorer.reads_queries else []
-    queries = _joined(waits)
+    queries, asked = _shown(plan, layers, waits)
     count = queries[0].shape[2] if queries else 1
     start, generated = ([max(one - count, 0) for one in numbers] for numbers in each[1:])
     judged = kernels.seen_together(
@@ -170,7 +184,7 @@ def _cut_apart(plans: Sequence[Plan], layers: Sequence[Layer], each: Each) -> li
     ]
     return [
         Ahead(
-            _looked(plan, layer, queries[place] if waits else None)._replace(each=left),
+            _looked(plan, layer, queries, place, asked)._replace(each=left),
             kernels.Kept(slots[place], position[place], {name: c[place] for name, c in columns.items()}),
             [buffers[place] for buffers in late],
         )
