@@ -180,6 +180,9 @@ class EvictingBatch:
         if run is not None:
             at: int | mx.array = run.offset
             return at
+        layer, plain = self._still[0].layer, self.allotment is None and not self.plan.compact
+        if plain and layer is not None and layer.each is not None and self._together:
+            return later(layer.each.tokens_seen, 0)  # nothing is skipped where all sequences decode
         self._decide()
         place = self.tokens_kept if self.plan.compact else self.tokens_seen
         own = tuple(before - skip for before, skip in zip(place, self.members.skip, strict=True))
@@ -275,10 +278,10 @@ class EvictingBatch:
         run = self._run
         if run is None or mask is not run.mask() or not run.asked(queries, keys, scale, sinks):
             return False
-        if not run.last or not self._unshown or self.turn is None:
+        if run.left or not self._unshown or self.turn is None or (run.evicts and not run.last):
             return True
-        self.turn.council.go_on(self.turn.caches)
-        return False
+        self._at_end(run, keys)
+        return self._run is run and not run.last  # what was decided is to be tied to what attention gives
 
     @property
     def as_it_is(self) -> Layer | None:
@@ -305,14 +308,22 @@ class EvictingBatch:
     def _told(self, keys: mx.array) -> mx.array:
         """``keys``, with what a council decided now that a token was read without a query."""
         turn, run = self.turn, self._run
-        if turn is None or self._one is not None or (isinstance(run, Seat) and not run.last):
+        if turn is None or self._one is not None or (run is not None and run.evicts and not run.last):
             return keys
-        if isinstance(run, Seat):
-            turn.council.go_on(turn.caches)
-        else:
+        if run is None:
             self._hear(keys)
+        else:
+            self._at_end(run, keys)
         loose = turn.council.tied()
         return mx.depends([keys], loose)[0] if loose else keys
+
+    def _at_end(self, run: Run | Seat, keys: mx.array) -> None:
+        """Have a council decide for the next token, where a run takes no more, or a seat is the last."""
+        turn = self.turn
+        if turn is not None and run.evicts:
+            turn.council.go_on(turn.caches)
+        elif turn is not None and run.rows >= self.plan.full and self.members.alike:
+            turn.council.hear(self, run.end, turn.count, keys)
 
     def _hear(self, keys: mx.array) -> None:
         """Have a council decide for the next token, where it serves such layers."""
@@ -422,6 +433,10 @@ class EvictingBatch:
             return tiles
         if self._run is not None:
             return [(0, length, self._run.mask())]
+        if self._together and isinstance(mask, mx.array) and mask.dtype == mx.bool_:
+            layer = self._any()
+            if layer.each is not None and mask is joined.padding(layer.each.rows) and layer.heads == 1:
+                return [(0, length, mask)]
         apart = in_lanes(self._parts) == 1
         if apart and isinstance(mask, mx.array) and mask.dtype != mx.bool_:
             return [(0, length, mask)]

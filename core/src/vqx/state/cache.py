@@ -293,7 +293,9 @@ class EvictingCache:
     ) -> bool:
         """Hold a query of a run, as of ``observe``, where nothing else is to be done; whether that was so."""
         run = self._run
-        if run is None or mask is not None or not run.asked(queries, keys, scale, sinks):
+        if run is None or mask is not None or not (run.left or run.evicts):
+            return False
+        if not run.asked(queries, keys, scale, sinks):
             return False
         if not run.last or not self._unshown or self.turn is None:
             return True

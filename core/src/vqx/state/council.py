@@ -55,7 +55,8 @@ class Council:
             caches, turned = zip(*(self._heard[number] for number in sorted(self._heard)), strict=True)
             self._heard, self._end = {}, -1
             one = caches[0].plan.options.interval == 1
-            if not (self._seated if one else self._cut)(caches, turned, end):
+            first, decide = caches[0], self._seated if one else self._cut
+            if not self.serves(first.plan, first.as_it_is) or not decide(caches, turned, end):
                 self._alone(caches)
 
     def go_on(self, caches: Sequence[Any]) -> None:

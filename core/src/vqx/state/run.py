@@ -68,6 +68,11 @@ class Run:
         return self._rows - self._first
 
     @property
+    def rows(self) -> int:
+        """Rows filled, of the sequence that has most."""
+        return self._rows
+
+    @property
     def end(self) -> int:
         """The position of the next token."""
         return self._start + self.added
@@ -147,7 +152,7 @@ class Run:
         held = self._queries
         if not held:
             self._scale, self._sinks = scale, sinks
-        if keys is not self.read or sinks is not self._sinks or not self.left:
+        if keys is not self.read or sinks is not self._sinks:
             return False
         if self._most:
             del held[: -self._most]  # the last so many are looked at; with one more, none is lost to go_back
