@@ -1,5 +1,6 @@
 """On CUDA, emulated, one launch or two decide for all layers: they keep what each keeps by itself."""
 
+import functools
 from functools import partial
 from itertools import product
 from typing import Any
@@ -9,7 +10,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 import vqx_kernels
-from vqx import EvictingCache, LayerInfo, Options, kernels
+from vqx import EvictingCache, LayerInfo, Method, Options, kernels
 from vqx.build import chain_of, methods_for
 from vqx.state.positions import rotary_of
 from vqx.state.turn import Turn
@@ -88,9 +89,78 @@ def test_one_decides_for_all_what_each_decides_for_itself(
     assert not any(f"_{LAYERS}_" in name for name in of_each)
 
 
-def _caches(method: str, engine: Options, together: bool, **options: Any) -> list[EvictingCache]:
+@pytest.mark.parametrize("interval", [1, 6])
+@pytest.mark.parametrize("method", ["streaming-llm", "h2o", "tova", "keyformer", "morphkv"])
+def test_in_a_batch_one_decides_for_all_what_each_sequence_decides_alone(
+    method: str, interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences that are due at different tokens, of which the shorter one has padding behind its rows."""
+    options = {"morphkv": {"window": 4}, "keyformer": {"anneal_steps": 0}}.get(method, {})
+    monkeypatch.setattr(vqx_kernels.tensor, "_tried", lambda _: (True, ""))
+    engine, prompts = Options(queries="model", interval=interval), (PROMPT, PROMPT - 3)
+    shape = Shape(PROMPT + 2 * TOKENS)
+    text = [
+        [
+            stream("gaussian", 7 * member + layer, shape).astype(mx.float16).lanes(batch=slice(0, 1))
+            for layer in range(LAYERS)
+        ]
+        for member in range(2)
+    ]
+
+    def read(caches: list[Any], ends: list[int], members: list[int], length: int) -> None:
+        mask, found = caches[0].make_mask(length), []
+        for layer, cache in enumerate(caches):
+            parts = [
+                text[member][layer].cut(end, end + length) for member, end in zip(members, ends, strict=True)
+            ]
+            queries, keys, values = (mx.concatenate([*each]) for each in zip(*parts, strict=True))
+            held = cache.update_and_fetch(keys, values)
+            shown = cache.goes_on(queries, held[0], 0.25, None, mask if length == 1 else None)
+            if not shown and method != "streaming-llm":
+                cache.observe(queries, held[0], 0.25, mask, None)
+            found += [*held, *cache.loose()]
+        mx.eval(found)
+
+    found, names = [], []
+    for target, together in (("cuda", True), ("cuda", False), ("reference", False)):
+        monkeypatch.setattr(kernels, "target", partial(str, target))
+        each = [_caches(method, engine, together, **options) for _ in prompts]
+        with testing.recorded() as asked:
+            for member, (caches, prompt) in enumerate(zip(each, prompts, strict=True)):
+                read(caches, [0], [member], prompt)
+                for number in range(2 - 2 * member):
+                    read(caches, [prompt + number], [member], 1)
+            ends = [PROMPT + 2, PROMPT - 3]
+            asked.clear()
+            if together:
+                batches = [first.merge([first, second]) for first, second in zip(*each, strict=True)]
+                for number in range(TOKENS):
+                    read(batches, [end + number for end in ends], [0, 1], 1)
+                names = [one.name for _, one in asked]
+                each = [[batch.extract(member) for batch in batches] for member in (0, 1)]
+            else:
+                for member, caches in enumerate(each):
+                    for number in range(TOKENS):
+                        read(caches, [ends[member] + number], [member], 1)
+            found.append([_kept(cache) for caches in each for cache in caches])
+    # without a query all that is asked of all layers is a cut's rows
+    asks = interval > 1 or method != "streaming-llm"
+    assert any(f"_{LAYERS}_" in name for name in names) == asks, "they did not decide together"
+    for one, alone, reference in zip(*found, strict=True):
+        for array, *same in zip(one[:2], alone[:2], reference[:2], strict=True):
+            np.testing.assert_array_equal(array, same[0])
+            np.testing.assert_array_equal(array, same[1])
+        np.testing.assert_allclose(one[2], alone[2], rtol=1e-4)
+
+
+@functools.cache
+def _methods(method: str, **options: Any) -> list[Method]:
     infos = [LayerInfo(number, "model") for number in range(LAYERS)]
-    methods = methods_for(chain_of(method), {"budget": 24, **options}, infos)
+    return [*methods_for(chain_of(method), {"budget": 24, **options}, infos)]
+
+
+def _caches(method: str, engine: Options, together: bool, **options: Any) -> list[EvictingCache]:
+    methods = _methods(method, **options)
     rotary, turn = rotary_of(nn.RoPE(WIDTH), WIDTH) if engine.positions == "compact" else None, Turn()
     caches = [EvictingCache(own, engine, rotary=rotary, number=n) for n, own in enumerate(methods)]
     for cache in caches if together else ():
