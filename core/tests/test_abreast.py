@@ -187,6 +187,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(kernels, "target", lambda: "host")
     monkeypatch.setattr(constants, "AHEAD", 8)
+    monkeypatch.setattr(constants, "SOON", 4)
     for name in ("together", "seen_together"):
         monkeypatch.setattr(kernels, name, counted(getattr(kernels, name)))
     return found

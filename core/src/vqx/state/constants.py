@@ -16,6 +16,9 @@ MOST = 2**18
 AHEAD = 256
 """Positions whose rows' statistics are made at once, where those of several layers differ."""
 
+SOON = 32
+"""The same where sequences of a batch differ too."""
+
 Init: TypeAlias = Callable[[Arrivals], Mapping[str, Any]]
 
 
@@ -84,11 +87,30 @@ def abreast(
 ) -> Mapping[str, mx.array] | None:
     """As ``together`` where the rows of each of B sequences start at a position of its own."""
     batch, heads, count, width = shape
+    if count > 1 or min(starts) < SOON:
+        return _abreast(inits, shape, starts)
+    at = starts[0] % SOON  # tokens come to all of them at once
+    soon = _soon(inits, (batch, heads, SOON, width), tuple([start - at for start in starts]))
+    return None if soon is None else {name: column[..., at : at + 1] for name, column in soon.items()}
+
+
+def _abreast(
+    inits: tuple[Init, ...], shape: tuple[int, int, int, int], starts: tuple[int, ...]
+) -> Mapping[str, mx.array] | None:
+    batch, heads, count, width = shape
     each = [together(inits, (1, heads, count, width), start) for start in starts]
     found = [one for one in each if one is not None]
     if len(found) < batch:
         return None
     return {k: mx.stack([one[k] for one in found], axis=1).reshape(-1, heads, count) for k in found[0]}
+
+
+@functools.lru_cache(maxsize=32)
+def _soon(
+    inits: tuple[Init, ...], shape: tuple[int, int, int, int], starts: tuple[int, ...]
+) -> Mapping[str, mx.array] | None:
+    found = _abreast(inits, shape, starts)
+    return None if found is None else {name: _under_way(column) for name, column in found.items()}
 
 
 @functools.lru_cache(maxsize=64)
