@@ -54,9 +54,9 @@ class Council:
         if len(self._heard) == count:
             caches, turned = zip(*(self._heard[number] for number in sorted(self._heard)), strict=True)
             self._heard, self._end = {}, -1
-            one = caches[0].plan.options.interval == 1
-            first, decide = caches[0], self._seated if one else self._cut
-            if not self.serves(first.plan, first.as_it_is) or not decide(caches, turned, end):
+            plan, layer = caches[0].plan, caches[0].as_it_is
+            decide = self._seated if _of_each(plan, layer) else self._cut
+            if not self.serves(plan, layer) or not decide(caches, turned, end):
                 self._alone(caches)
 
     def go_on(self, caches: Sequence[Any]) -> None:
@@ -83,12 +83,14 @@ class Council:
             return False
         if layer.last > 1 or (layer.seen is not None and layer.seen.logits):
             return False
-        ready = in_place(plan, layer, 1) if options.interval > 1 else layer.size == method.budget + 1
         count = 0 if waiting is None or waiting.sinks is not None else len(waiting.queries)
         if method.scorer.reads_queries and not count:
             return False
-        alone = not layer.rows.bare and count <= 1
-        return ready and (alone or options.interval > 1) and kernels.target() in ("cuda", "host")
+        if _of_each(plan, layer):
+            ready = layer.size == method.budget + 1 and not layer.rows.bare and count <= 1
+        else:
+            ready = in_place(plan, layer, 1)
+        return ready and kernels.target() in ("cuda", "host")
 
     def _alone(self, caches: Sequence[Any]) -> None:
         """Let every layer decide for itself."""
@@ -193,6 +195,11 @@ class Council:
         return much
 
 
+def _of_each(plan: Plan, layer: Layer) -> bool:
+    """Whether one row of every sequence goes for a token, and not of some of them alone."""
+    return plan.options.interval == 1 and (layer.each is None or layer.each.even)
+
+
 def _shown(plan: Plan, layer: Layer) -> bool:
     """Whether as many queries are known as a score looks at, where these are several."""
     scorer, seen, waiting = plan.method.scorer, layer.seen, layer.waiting
@@ -208,9 +215,8 @@ def _shown(plan: Plan, layer: Layer) -> bool:
 
 
 def _abreast(plan: Plan, layer: Layer, each: Each) -> bool:
-    """Whether one row of every sequence of a batch goes, or many of some, by numbers that are the same."""
-    one = plan.defers_apart and (each.even or plan.options.interval > 1)
-    shown = one and min(each.tokens_seen) > plan.method.scorer.window
+    """Whether the sequences of a batch are looked at by the same numbers, and all have shown enough."""
+    shown = plan.defers_apart and min(each.tokens_seen) > plan.method.scorer.window
     count = 1 if layer.waiting is None else len(layer.waiting.queries)
     return shown and kernels.agree(plan.method, each.tokens_seen, each.generated, count)
 
