@@ -278,33 +278,45 @@ def test_sequences_are_told_apart_while_tokens_are_only_written_down(stream: Any
     assert any(told)
 
 
-def test_a_token_of_a_batch_is_written_in_place(decided: list[Any], stream: Any) -> None:
-    length = 300
-    method = Method(SCORERS["lines of its own"], 256, recent=3)
-    singles = [EvictingCache(method, Options(queries="model")) for _ in range(4)]
-    made = mx.random.normal((3, 4, 2, 400, 512), key=mx.random.key(0))
-    queries, keys, values = made
+@pytest.mark.parametrize("interval", [1, 6])
+def test_a_token_of_a_batch_is_written_in_place(interval: int, decided: list[Any]) -> None:
+    """A cut, too, copies no buffer, at whatever token it comes for a sequence."""
+    budget, layers, width = 256, 2, 512
+    text = mx.random.normal((layers, 3, 4, 2, 400, width), key=mx.random.key(0))
+    method, singles = Method(SCORERS["lines of its own"], budget, recent=3), []
 
-    def token(cache: Any, own: slice, first: int, last: int) -> None:
-        mask = cache.make_mask(last - first)
-        read = cache.update_and_fetch(keys[own, :, first:last], values[own, :, first:last])
-        asked = queries[own, :, first:last]
-        if not cache.goes_on(asked, read[0], FACTOR, None, mask if last - first == 1 else None):
-            cache.observe(asked, read[0], FACTOR, mask, None)
-        mx.eval(mx.fast.scaled_dot_product_attention(asked, *read, scale=FACTOR, mask=mask), cache.loose())
+    def read(caches: Sequence[Any], own: slice, first: int, last: int) -> None:
+        mask, found = caches[0].make_mask(last - first), []
+        for cache, tokens in zip(caches, text, strict=True):
+            queries, keys, values = tokens[:, own, :, first:last]
+            held = cache.update_and_fetch(keys, values)
+            if not cache.goes_on(queries, held[0], FACTOR, None, mask if last - first == 1 else None):
+                cache.observe(queries, held[0], FACTOR, mask, None)
+            found += [mx.fast.scaled_dot_product_attention(queries, *held, scale=FACTOR, mask=mask)]
+            found += cache.loose()
+        mx.eval(found)
 
-    for number, cache in enumerate(singles):
-        token(cache, slice(number, number + 1), 0, length + number)
-    batch = EvictingBatch(singles)
-    turn = Turn()
-    batch.turn = turn
-    turn.join(batch)
-    del singles
-    for number in range(5):
-        token(batch, slice(0, 4), length + number, length + number + 1)
-    buffer = 4 * 2 * 256 * 512 * 4
-    for number in range(10, 20):
+    for member in range(4):
+        turn = Turn()
+        engine = Options(queries="model", interval=interval)
+        each = [EvictingCache(method, engine, number=number) for number in range(layers)]
+        for cache in each:
+            cache.turn = turn
+            turn.join(cache)
+        read(each, slice(member, member + 1), 0, 290)
+        for number in range(member):
+            read(each, slice(member, member + 1), 290 + number, 291 + number)
+        singles.append(each)
+    batches = [EvictingBatch(each) for each in zip(*singles, strict=True)]
+    del singles, each, cache
+    for number in range(15):
+        read(batches, slice(0, 4), 300 + number, 301 + number)
+    decided.clear()
+    buffer = 4 * 2 * budget * width * 4
+    for number in range(15, 35):
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        token(batch, slice(0, 4), length + number, length + number + 1)
+        read(batches, slice(0, 4), 300 + number, 301 + number)
         assert mx.get_peak_memory() - before < buffer / 2
+    assert len(decided) >= 12
+    assert None not in decided
