@@ -45,6 +45,8 @@ SETTINGS = [
     Setting("prompt", 1, 512, PROMPTS, 20, 2048),
     Setting("prompt", 1, 512, PROMPTS, 12, 8192),
     Setting("decode", 1, 512, TWO, 20, positions="compact"),
+    Setting("decode", 1, 512, "keyformer morphkv", 10),
+    Setting("decode", 1, 512, "snapkv chunkkv(snapkv)", 5),
     Setting("decode", 16, 8192, ALL, 12),
     Setting("prompt", 1, 512, "tova snapkv h2o", 5, 32768),
     Setting("context", 1, 512, TWO, 12, 32768),

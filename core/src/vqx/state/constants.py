@@ -105,7 +105,7 @@ def _abreast(
     return {k: mx.stack([one[k] for one in found], axis=1).reshape(-1, heads, count) for k in found[0]}
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=8)
 def _soon(
     inits: tuple[Init, ...], shape: tuple[int, int, int, int], starts: tuple[int, ...]
 ) -> Mapping[str, mx.array] | None:
@@ -113,7 +113,7 @@ def _soon(
     return None if found is None else {name: _under_way(column) for name, column in found.items()}
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def _ahead(
     inits: tuple[Init, ...], shape: tuple[int, int, int, int], number: int
 ) -> Mapping[str, mx.array] | None:
