@@ -1,7 +1,6 @@
 """Sequences of different lengths decode in one batch: each keeps in every layer what it keeps alone."""
 
 import copy
-import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -10,12 +9,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from vqx import Arrivals, EvictingCache, Method, Options, Scorer, accumulated, kernels
-from vqx.noise import frozen_array
+from vqx import EvictingCache, Method, Options, Scorer, accumulated, kernels
 from vqx.state import constants
 from vqx.state.batch import EvictingBatch
 from vqx.state.run import Run
 from vqx.state.turn import Turn
+from vqx.testing.scorers import noisy
 from vqx_kernels import probe, verify
 
 vqx_kernels = pytest.importorskip("vqx_kernels")
@@ -23,28 +22,6 @@ vqx_kernels = pytest.importorskip("vqx_kernels")
 LAYERS, BUDGET, FACTOR = 3, 16, 0.25
 LATEST = Scorer(score=lambda held: held.over_heads(held.last.fused()), window=1)
 AGES = Scorer(score=lambda held: 0.0, window=0)
-NOISY = vqx_kernels.Method(
-    "noisy",
-    "mass_out[at] = mass[at] + gained; score = mass[at] + gained + factors[1] * noise[at];",
-    reads=("mass", "noise"),
-    writes=("mass",),
-)
-RANKED = accumulated()._replace(score=lambda held: held.stats["mass"] + 0.25 * held.stats["noise"])
-RANKED = RANKED.with_kernel(NOISY, lambda *_: (0.25,))
-
-
-@functools.cache
-def noisy(number: int) -> Scorer:
-    """A scorer of the layer, whose rows start with noise of its own."""
-
-    def init(arrivals: Arrivals) -> Any:
-        noise = frozen_array(5, number, arrivals.heads, arrivals.start, arrivals.length)
-        shape = arrivals.batch, arrivals.heads, arrivals.length
-        return {"mass": arrivals.full(0.0), "noise": mx.broadcast_to(noise, shape)}
-
-    return RANKED._replace(init=init)
-
-
 LATER = "numbers that agree later"
 SCORERS: dict[str, Any] = {
     "noise of a layer's own": noisy,

@@ -10,11 +10,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from vqx import Arrivals, EvictingCache, Method, Options, Scorer, accumulated, kernels
-from vqx.noise import frozen_array
+from vqx import EvictingCache, Method, Options, Scorer, accumulated, kernels
 from vqx.state import constants, council, cuts, run
 from vqx.state.positions import rotary_of
 from vqx.state.turn import Turn
+from vqx.testing.scorers import noisy
 from vqx_kernels import probe, verify
 
 vqx_kernels = pytest.importorskip("vqx_kernels")
@@ -22,30 +22,6 @@ testing = pytest.importorskip("vqx_kernels.testing")
 
 LAYERS, WIDTH = 3, 8
 LATEST = Scorer(score=lambda held: held.over_heads(held.last.fused()), window=1)
-NOISY = vqx_kernels.Method(
-    "noisy",
-    "const float kept = mass[at] + gained; mass_out[at] = kept; score = kept + factors[1] * noise[at];",
-    reads=("mass", "noise"),
-    writes=("mass",),
-)
-
-
-def noisy(number: int) -> Scorer:
-    """A scorer of the layer, whose rows start with noise of its own."""
-
-    def init(arrivals: Arrivals) -> Any:
-        noise = frozen_array(5, number, arrivals.heads, arrivals.start, arrivals.length)
-        shape = arrivals.batch, arrivals.heads, arrivals.length
-        return {"mass": arrivals.full(0.0), "noise": mx.broadcast_to(noise, shape)}
-
-    return RANKED._replace(init=init)
-
-
-RANKED = (
-    accumulated()
-    ._replace(score=lambda held: held.stats["mass"] + 0.25 * held.stats["noise"])
-    .with_kernel(NOISY, lambda *_: (0.25,))
-)
 WINDOW = Scorer(score=lambda held: held.last.fused(), window=4)
 SCORERS: dict[str, Any] = {
     "noise of a layer's own": noisy,
@@ -156,28 +132,33 @@ def held(made: Sequence[EvictingCache]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("interval", [1, 6])
-@pytest.mark.parametrize("between", [nothing, one_looked_at, copied, a_chunk, broken])
-@pytest.mark.parametrize("name", SCORERS)
-def test_layers_keep_together_what_each_keeps_alone(
-    name: str, between: Callable[..., Any], interval: int, loops: list[Any], stream: Any
+def kept_alike(
+    name: str, between: Callable[..., Any], loops: list[Any], stream: Any, least: int, **engine: Any
 ) -> None:
-    text = [stream(70, seed=number) for number in range(LAYERS)]
-    found = []
+    """Layers that decide together, in ``least`` launches or more, hold what each of them holds alone."""
+    text, found = [stream(70, seed=number) for number in range(LAYERS)], []
     for together in (True, False):
-        made = caches(SCORERS[name], together=together, interval=interval)
+        made = caches(SCORERS[name], together=together, **engine)
         for length in (20, *[1] * 20):
             forward(made, text, length)
         made = between(made, text)
         for _ in range(12):
             forward(made, text, 1)
         found.append(held(made))
-        least = 25 if interval == 1 else 3
         assert (len(loops) >= least) == together, "they did not decide together"
         assert None not in loops
         loops.clear()
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("interval", [1, 6])
+@pytest.mark.parametrize("between", [nothing, one_looked_at, copied, a_chunk, broken])
+@pytest.mark.parametrize("name", SCORERS)
+def test_layers_keep_together_what_each_keeps_alone(
+    name: str, between: Callable[..., Any], interval: int, loops: list[Any], stream: Any
+) -> None:
+    kept_alike(name, between, loops, stream, 25 if interval == 1 else 3, interval=interval)
 
 
 @pytest.mark.parametrize("interval", [1, 6])
@@ -217,20 +198,7 @@ def test_in_compact_positions_layers_keep_together_what_each_keeps_by_operations
 def test_a_window_reaches_back_over_cuts_that_come_more_often(
     name: str, between: Callable[..., Any], positions: str, loops: list[Any], stream: Any
 ) -> None:
-    text, found = [stream(70, seed=number) for number in range(LAYERS)], []
-    for together in (True, False):
-        made = caches(SCORERS[name], together=together, interval=3, positions=positions)
-        for length in (20, *[1] * 20):
-            forward(made, text, length)
-        made = between(made, text)
-        for _ in range(12):
-            forward(made, text, 1)
-        found.append(held(made))
-        assert (len(loops) >= 8) == together, "they did not decide together"
-        assert None not in loops
-        loops.clear()
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    kept_alike(name, between, loops, stream, 8, interval=3, positions=positions)
 
 
 @pytest.mark.parametrize("positions", ["absolute", "compact"])
